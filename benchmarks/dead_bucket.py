@@ -10,7 +10,7 @@ breaker opens (`waits_s`). After that each is looked up, refused as unavailable,
 
     python -m benchmarks.dead_bucket [--pairs 60] [-o json]
 
-The bucket is an S3 emulator behind a proxy that hangs when it is told to (tests/region/proxy.py). Needs vLLM on CPU,
+The bucket is an S3 emulator behind a proxy that hangs on demand (tests/region/proxy.py). Needs vLLM on CPU,
 and eight minutes on two cores.
 """
 

@@ -82,7 +82,7 @@ START_S_MAX, ANSWER_S_MAX, STOP_S_MAX = 300.0, 120.0, 60.0
 
 
 class BenchError(Exception):
-    """The measurement cannot go on, or did not measure what it says; the message tells which."""
+    """The measurement cannot go on, or did not measure what it says; the message says which."""
 
 
 class Engine:

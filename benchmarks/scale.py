@@ -88,16 +88,16 @@ def listing(nodes: int, load: Load, writes: bool = True) -> Requests:
         * PAUSE_SHARE
         * NEWS_INTERVAL_S
     )
-    told = 1 / beats_s
+    written = 1 / beats_s
     if writes:
         new = looks * (1 - math.exp(-nodes * announcements_per_s(nodes, load) / looks))
-        told = new + told * math.exp(-new * BEAT_INTERVAL_S)
+        written = new + written * math.exp(-new * BEAT_INTERVAL_S)
     else:
         looks = 1 / SURE_S
     lists = looks * pages * (1 + 1 / FULL_LOOK_EVERY)
     asked_in_vain = looks * nodes / FULL_LOOK_EVERY
     sure = Requests((len(FOLDERS) + 1) / SURE_S, 0.0)
-    return Requests(lists + told, asked_in_vain + 2 * told) + sure
+    return Requests(lists + written, asked_in_vain + 2 * written) + sure
 
 
 def announcing(nodes: int, load: Load) -> Requests:
@@ -124,7 +124,7 @@ def tombstones() -> Requests:
 
 
 def warming() -> Requests:
-    """The same for orders; and of itself each node tells."""
+    """The same for orders; and each node's own state."""
     return Requests(1 / SURE_S + 1 / NODE_INTERVAL_S, 0.0)
 
 
@@ -171,7 +171,7 @@ def rows(load: Load) -> Iterator[tuple[str, list[str]]]:
         "packs put and deleted": [persisting(n, load) for n in NODES],
         "keeping, by one of them": [listing(n, load) for n in NODES],
         "packs fetched": [fetching(load).times(n) for n in NODES],
-        "looking for tombstones and orders, telling of oneself": [
+        "looking for tombstones and orders, writing its own state": [
             (tombstones() + warming()).times(n) for n in NODES
         ],
         "audits": [auditing(n, load) for n in NODES],

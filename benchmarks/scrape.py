@@ -48,7 +48,7 @@ START_S = 30.0
 
 
 class Scraper:
-    """Another process that scrapes while it is told to. Context manager."""
+    """Another process that scrapes while it is switched on. Context manager."""
 
     def __init__(self, url: str) -> None:
         self._process = subprocess.Popen(
@@ -91,7 +91,7 @@ def scrape(url: str) -> None:
         else:
             with urllib.request.urlopen(url, timeout=10) as reply:
                 if b"\nkvstore_up 1.0\n" not in reply.read():
-                    raise DaemonError(f"{url} tells of no daemon")
+                    raise DaemonError(f"{url} shows no daemon")
             scrapes, next_s = scrapes + 1, next_s + SCRAPE_S
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.seals [--url file:///dir] [--record-bytes 2MiB] [-o json]
 
 Packs of 16 MiB, put out of memory as a daemon puts them, and fetched into memory that it gives; and small objects of 1 MiB, as
-segments and parts of snapshots are. One at a time: what is told is the speed of a core and of the store.
+segments and parts of snapshots are. One at a time: so the figures are the speed of one core and of the store.
 """
 
 from __future__ import annotations

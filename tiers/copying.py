@@ -227,7 +227,7 @@ def _gather(record: memoryview, address: int, pieces: Sequence[tuple[int, int]])
 
 
 def _are_small(pairs: Sequence[tuple[WriteableBuffer, ReadableBuffer]]) -> bool:
-    """All records of a lease have one size: the first tells it."""
+    """All records of a lease have one size: that of the first one."""
     return not pairs or memoryview(pairs[0][0]).nbytes <= SMALL_BYTES_MAX
 
 

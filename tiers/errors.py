@@ -77,7 +77,7 @@ class ObjectRefused(ObjectError):
 
 
 class ObjectKeyUnknown(ObjectRefused):
-    """It says that it is sealed with a key that is not in the key file; nobody can tell whether that is true."""
+    """It says that it is sealed with a key that is not in the key file; whether that is true cannot be known."""
 
 
 class ObjectUnavailable(ObjectError):

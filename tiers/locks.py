@@ -1,7 +1,7 @@
 """Byte-range locks that belong to an open file, not to a process (Linux OFD locks).
 
 A lock is dropped by the kernel when the last descriptor of the open file is closed, also
-by `kill -9`; that is how a dead process is told from a slow one. Locks lie beyond the end
+by `kill -9`; that is how a dead process is known from a slow one. Locks lie beyond the end
 of the file, so they need no storage: byte `LOCK_BASE + owner`.
 
 A descriptor that was inherited or passed over a socket shares its locks with the sender.

@@ -103,7 +103,7 @@ class LaterIo:
         return len(self.waiting), 0
 
     def ends(self) -> Iterator[Callable[[], None]]:
-        """What each job that waits tells the loop."""
+        """The end of each job that waits, as the loop sees it."""
         while self.waiting:
             work, done = self.waiting.pop(0)
             result = work()
@@ -232,7 +232,7 @@ class Crowd:
         self.space = self.engine.namespaces.get(self.number)
 
     def ends(self, work: str) -> None:
-        """Tell the loop of I/O that is done, and do what follows from it."""
+        """End the I/O that is done, and do what follows from it."""
         for end in self.io.ends():
             self.held.call(work, end)
             self.held.background(work, self.engine)
@@ -343,7 +343,7 @@ def _gap(crowd: Crowd) -> None:
 
 
 def _pins(crowd: Crowd) -> None:
-    """Of hundreds of prefixes, one of them of the longest prompt; told, lifted, and found again after a start."""
+    """Of hundreds of prefixes, one of them of the longest prompt; reported, lifted, and found again after a start."""
     retention, held = crowd.engine.retention, crowd.held
     tips = [1 + CHAIN_BLOCKS * number for number in range(1, 1 + min(PINNED_PREFIXES, crowd.blocks // 1000))]
     tips.append(10 * crowd.blocks + PROMPT_BLOCKS - 1)
@@ -466,7 +466,7 @@ def _ticks(crowd: Crowd) -> None:
 def _erasing(crowd: Crowd) -> None:
     """Everything is dropped: by an order, by a TTL, by the end of its namespace."""
     engine, held = crowd.engine, crowd.held
-    held.call("clear", engine.clear, "", b"", "q0", False, False, lambda told: None)
+    held.call("clear", engine.clear, "", b"", "q0", False, False, lambda cleared: None)
     for _ in range(200):
         if not held.call("clear", engine.clearing.step):
             break

@@ -19,7 +19,7 @@ import torch
 from connectors.device.driver import Driver, DriverError, Numbers
 
 _PORTABLE, _READ_ONLY = 1, 8  # cudaHostRegister: pinned for every device; never written by one
-_COPY_DEFAULT = 4  # cudaMemcpyDefault: the addresses tell the direction
+_COPY_DEFAULT = 4  # cudaMemcpyDefault: the direction follows from the addresses
 _LIBRARIES = (("libcudart", "cuda"), ("libamdhip64", "hip"))
 
 

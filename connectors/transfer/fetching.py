@@ -191,7 +191,7 @@ class Fetching:
                     return False
                 if barren and not got:  # the daemon may have had no reason to wait
                     time.sleep(min(LOAD_RETRY_S, left_s))
-                barren = not got  # then the first block alone tells whether it is missing or on its way
+                barren = not got  # then the first block alone shows whether it is missing or on its way
         except Exception as error:  # noqa: BLE001 - what was not acquired is reported as missing
             self._note("load", error)
         self._made.append(fetch)
@@ -228,7 +228,7 @@ class Fetching:
             self._note("prefetch", error)
 
     def _settle(self, line: Line, fetch: Fetch, part: Part, done: int) -> None:
-        """Tell the daemon's accounts that a promised block did not come."""
+        """Report to the daemon's accounts that a promised block did not come."""
         space = part.group.space
         try:
             line.owe(fetch.ticket, (part.first + done) * space.block_tokens, space, part.hashes[done])

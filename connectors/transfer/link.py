@@ -4,7 +4,7 @@ The scheduler's lines need no arena: they lease slots for the ranks. A rank has 
 makes no call while it loads or saves, but for what it has filled.
 
 The daemon's accounts may have counted hits that never came: a promised load failed, a lookup was not answered (see
-`kvstore.ledger.accounts`). Where the daemon cannot be told so now, because it is away or late, it is told before the
+`kvstore.ledger.accounts`). Where the daemon cannot be asked now, because it is away or late, that is said before the
 next call. One that was restarted meanwhile knows nothing of the tickets, and does nothing.
 """
 

@@ -1,4 +1,4 @@
-"""How fast this engine computes prompts: measured step by step, told with every lookup.
+"""How fast this engine computes prompts: measured step by step, sent with every lookup.
 
     order of a step ─▶ … ─▶ its output        tokens / time, if the step was mostly prefill
     order ─▶ order ─▶ output ─▶ output        a step planned ahead begins when the last one ended
@@ -35,7 +35,7 @@ class PrefillSpeed:
     def ordered(self, tokens: int, requests: int, may_measure: bool = True) -> None:
         """A step was planned: so many tokens of so many requests. Not to be measured if it waits for a load."""
         is_prefill = tokens >= PREFILL_STEP_TOKENS_MIN and tokens - requests >= PREFILL_SHARE_MIN * tokens
-        if len(self._steps) >= STEPS_AHEAD_MAX:  # outputs that nobody told us of
+        if len(self._steps) >= STEPS_AHEAD_MAX:  # outputs that were never reported to us
             self._steps.clear()
         self._steps.append((tokens if is_prefill and may_measure else 0, self._clock()))
 

@@ -54,7 +54,7 @@ class Store:
 
 @dataclass(slots=True)
 class _Leased:
-    """One save order: blocks of a part in the slots of a lease. shards: how many are not through with it. told: the
+    """One save order: blocks of a part in the slots of a lease. shards: how many are not through with it. reported: the
     daemon knows what became of all columns."""
 
     store: Store
@@ -63,7 +63,7 @@ class _Leased:
     lease: Any
     shards: int
     committed: int = 0
-    told: bool = True
+    reported: bool = True
 
 
 class Storing:
@@ -132,19 +132,19 @@ class Storing:
                 saves.append(Save(number, group.index, made.block_ids, made.lease.grant, group.adapter))
         return saves
 
-    def reported(self, number: int, shards: int, committed: int, told: bool) -> None:
+    def reported(self, number: int, shards: int, committed: int, reached: bool) -> None:
         """So many more shards are through with a save, and have committed so many blocks."""
         made = self._open.get(number)
         if made is None:
             return
         made.shards -= shards
         made.committed += committed
-        made.told &= told
+        made.reported &= reached
         if made.shards > 0:
             return
         del self._open[number]
         made.store.open.discard(number)
-        if not made.told:
+        if not made.reported:
             made.lease.release()
         self._count("saved_blocks", made.committed)
         self._count("saved_bytes", made.committed * made.part.group.space.record_bytes)

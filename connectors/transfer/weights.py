@@ -199,12 +199,12 @@ def _tensors(file: Any, size: int) -> tuple[list[tuple[str, str, int]] | None, i
     try:
         header = json.loads(file.read(length))
         metadata = header.pop("__metadata__", None) or {}
-        found = [(*map(int, told["data_offsets"]), name, told) for name, told in header.items()]
+        found = [(*map(int, entry["data_offsets"]), name, entry) for name, entry in header.items()]
         tensors, end = [], 0
-        for first, last, name, told in sorted(found, key=lambda item: item[:2]):
+        for first, last, name, entry in sorted(found, key=lambda item: item[:2]):
             if first != end or last < first:
                 return None, 0
-            tensors.append((name, json.dumps([told["dtype"], told["shape"]]), last - first))
+            tensors.append((name, json.dumps([entry["dtype"], entry["shape"]]), last - first))
             end = last
         said = {key: value for key, value in metadata.items() if key != "format"}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

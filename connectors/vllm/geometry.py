@@ -51,7 +51,7 @@ class Group:
 class Plan:
     """All groups of a model that are stored. hash_tokens: tokens that one of vLLM's block hashes stands for.
     align_tokens: a hit is a multiple of it. loads_whole: of a load that lacks a block nothing can be used: vLLM
-    cannot tell blocks of several groups apart, and a shorter hit needs other blocks of a window.
+    cannot distinguish blocks of several groups, and a shorter hit needs other blocks of a window.
     computes_last: a hit must leave one token to compute."""
 
     groups: tuple[Group, ...]

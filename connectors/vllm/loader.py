@@ -139,7 +139,7 @@ class KVStoreModelLoader(DefaultModelLoader):
             f"{resident.loaded_bytes:,}",
             seconds,
         )
-        tell(revision, {"dram": resident.loaded_bytes}, seconds)
+        report(revision, {"dram": resident.loaded_bytes}, seconds)
 
     def _load(
         self, revision: Revision, files: list[WeightFile], wanted: Callable[[str], bool]
@@ -164,7 +164,7 @@ class KVStoreModelLoader(DefaultModelLoader):
             seconds,
             loading.waited_s,
         )
-        tell(revision, revision.by_source(loading.read_bytes), seconds)
+        report(revision, revision.by_source(loading.read_bytes), seconds)
 
 
 @contextmanager
@@ -217,7 +217,7 @@ def in_dram(revision: Revision, paths: Sequence[Path], socket: str | None) -> Re
         return None
 
 
-def tell(revision: Revision, by_source: Mapping[Any, int], seconds: float) -> None:
+def report(revision: Revision, by_source: Mapping[Any, int], seconds: float) -> None:
     """Have the daemon count a load, if it is there."""
     from kvstore.client import ClientError, models
 

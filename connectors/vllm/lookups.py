@@ -33,7 +33,7 @@ class Lookups:
         self._tickets = itertools.count(int.from_bytes(os.urandom(5), "little") << 20)  # no other engine's
 
     def look_up(self, plan: Plan, tracked: Tracked, local_tokens: int) -> Hit:
-        """Ask the daemon. Raises what the client raises; vLLM is told "nothing" then, and for as long."""
+        """Ask the daemon. Raises what the client raises; vLLM gets "nothing" then, and for as long."""
         request = tracked.request
         tracked.hit = hit = Hit(local_tokens, 0, request.num_tokens, time.monotonic() + limits.LOOKUP_FRESH_S)
         self._line.settle()

@@ -48,7 +48,7 @@ class GroupFacts:
 
 
 def this_node() -> str:
-    """What tells this machine from others since its last boot."""
+    """The identity of this machine since its last boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
@@ -95,9 +95,9 @@ class Report(KVConnectorWorkerMetadata):
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         if isinstance(other, Report):
-            for number, (shards, committed, told) in other.saves.items():
+            for number, (shards, committed, reached) in other.saves.items():
                 known = self.saves.get(number, (0, 0, True))
-                self.saves[number] = known[0] + shards, known[1] + committed, known[2] and told
+                self.saves[number] = known[0] + shards, known[1] + committed, known[2] and reached
             for number, (ranks, valid) in other.loads.items():
                 known_ranks, known_valid = self.loads.get(number, (0, valid))
                 self.loads[number] = known_ranks + ranks, min(known_valid, valid)

@@ -241,7 +241,9 @@ class SchedulerHalf:
     def _note_start(self, request: Any, local_tokens: int) -> None:
         """vLLM asks when a request starts, or starts again: its KV is what it finds in vLLM's own cache."""
         plan, tracked = self._spaces.plan, self._requests.get(request.request_id)
-        finer = plan is not None and plan.hash_tokens < plan.align_tokens  # hits that we are not told of
+        finer = (
+            plan is not None and plan.hash_tokens < plan.align_tokens
+        )  # hits that vLLM does not report to us
         if self._stale_local and (local_tokens or finer):
             self._track(request).tainted = True
         elif tracked is not None and tracked.tainted and not local_tokens:
@@ -329,9 +331,9 @@ class SchedulerHalf:
             self.guard.note("orders", error)
         connected = self._line.client.connected
         self.guard.look(connected)
-        self._tally.tell("connected", connected)
+        self._tally.set("connected", connected)
         is_ready = connected and bool(self._spaces.columns)
-        self._tally.tell("ready", is_ready)
+        self._tally.set("ready", is_ready)
         if is_ready:
             self._spaces.say_connected()
         orders.adapters_asked = self._adapters.asks
@@ -477,8 +479,8 @@ class SchedulerHalf:
             self._distrust(output.invalid_block_ids)
         report = output.kv_connector_worker_meta
         if isinstance(report, Report):
-            for number, (shards, committed, told) in report.saves.items():
-                self._storing.reported(number, shards, committed, told)
+            for number, (shards, committed, reached) in report.saves.items():
+                self._storing.reported(number, shards, committed, reached)
             for number, (ranks, valid) in report.loads.items():
                 self._fetching.reported(number, ranks, valid)
             self._adapters.reported(report.adapters)

@@ -5,7 +5,7 @@
     what the ranks say ─────┘
 
 When the cache is reset the weights may be others, before the reset or after it. What counts is what the first
-request afterwards is computed with: when it asks, the ranks digest their weights, and until all have told nothing is
+request afterwards is computed with: when it asks, the ranks digest their weights, and until all have answered nothing is
 looked up or saved.
 
     the weights are those of the start   the first namespaces: the store is as warm as before
@@ -174,7 +174,7 @@ class Spaces:
         if live.first:
             return known_as(self.cache_dir, live.first, f"live {live.first}")
         self._guard.say_once(
-            f"the weights cannot be told from others, so nothing is stored or loaded ({self._no_files}; {live.unseen});"
+            f"the weights cannot be distinguished from others, so nothing is stored or loaded ({self._no_files}; {live.unseen});"
             " set model_digest"
         )
         return None
@@ -260,7 +260,7 @@ class Spaces:
         now, why = "those of the start", ""
         if self._epoch:
             now = f"own epoch {self._epoch}"
-            why = f"they cannot be told from others ({self._live.unseen}), so no other engine finds what is stored"
+            why = f"they cannot be distinguished from others ({self._live.unseen}), so no other engine finds what is stored"
         elif self._live.now != self._live.first:
             now = f"live {self._live.now}"
             why = "they were replaced: engines with the same weights share what is stored"
@@ -287,7 +287,7 @@ class Spaces:
         )
 
     def end_old(self, under_way: Collection[int]) -> None:
-        """Tell the daemon which namespaces nobody will read again, when nothing is saved to them any more."""
+        """End namespaces that will not be read again, once nothing is saved to them any more."""
         while self._old:
             next_store, spaces = self._old[0]
             if any(number < next_store for number in under_way):

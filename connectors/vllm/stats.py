@@ -89,14 +89,14 @@ class Tally:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sums: Counter[str] = Counter()
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
         self._news = False
 
-    def tell(self, name: str, value: int) -> None:
+    def set(self, name: str, value: int) -> None:
         """A gauge."""
-        if self._told.get(name) != value:
+        if self._reported.get(name) != value:
             with self._lock:
-                self._told[name], self._news = int(value), True
+                self._reported[name], self._news = int(value), True
 
     def add(self, name: str, amount: float = 1) -> None:
         if amount:
@@ -109,7 +109,7 @@ class Tally:
             if not self._sums and not self._news:
                 return None
             sums, self._sums, self._news = self._sums, Counter(), False
-            return KVStoreStats(data={**sums, **self._told})
+            return KVStoreStats(data={**sums, **self._reported})
 
 
 class KVStorePromMetrics(KVConnectorPromMetrics):

@@ -1,4 +1,4 @@
-"""`kv_transfer_params` of ours: what a prefill worker tells a decode worker through a proxy or router.
+"""`kv_transfer_params` of ours: what a prefill worker says to a decode worker through a proxy or router.
 
     proxy ── {"do_remote_decode": true, …} ─▶ prefill worker ── {"kvstore": {"daemon": …, "tokens": …}} ─▶ proxy
     proxy ── the same, unchanged ─▶ decode worker: so much of the prompt is stored, or about to be
@@ -27,10 +27,10 @@ def promise(daemon: str, tokens: int) -> dict[str, Any]:
 
 def promised_tokens(params: Any, daemon: str) -> int:
     """How many leading tokens this daemon was promised; 0 where nothing that we understand says so."""
-    told = params.get(KEY) if isinstance(params, dict) else None
-    if not isinstance(told, dict) or not daemon or told.get("daemon") != daemon:
+    sent = params.get(KEY) if isinstance(params, dict) else None
+    if not isinstance(sent, dict) or not daemon or sent.get("daemon") != daemon:
         return 0
-    tokens = told.get("tokens")
+    tokens = sent.get("tokens")
     return tokens if type(tokens) is int and tokens > 0 else 0
 
 

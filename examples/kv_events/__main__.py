@@ -16,7 +16,7 @@ from examples.kv_events.subscriber import Subscriber
 
 def main(endpoint: str, replay_endpoint: str) -> None:
     subscriber = Subscriber(endpoint, replay_endpoint)
-    told = None
+    shown = None
     while True:
         if not subscriber.step(timeout_s=1.0):
             continue  # something is missing, or the daemon is silent: what is known may be wrong
@@ -25,8 +25,8 @@ def main(endpoint: str, replay_endpoint: str) -> None:
             for (tier, namespace), blocks in sorted(subscriber.held.items())
             if blocks
         }
-        if held != told:
-            told = held
+        if held != shown:
+            shown = held
             print(
                 ", ".join(f"{where}: {count} blocks" for where, count in held.items()) or "nothing",
                 flush=True,

@@ -93,7 +93,7 @@ class Mirror:
         self.next, self.wants, self._coming = None, Wants.EVERYTHING, None
 
     def _is_of_the_past(self, sequence: int) -> bool:
-        """Whether the daemon has begun another life, with its clock put back. What an answer has told already
+        """Whether the daemon has begun another life, with its clock put back. What an answer has said already
         comes live, too, but it is not long ago."""
         if self._live is not None and sequence <= self._live:
             return True
@@ -110,7 +110,7 @@ class Mirror:
     def _answered(self) -> None:
         if self.wants is Wants.EVERYTHING:
             if self._coming is None:
-                return  # nobody told it
+                return  # it never came
             self.held, self.next, self._coming = self._coming, self._coming_sequence + 1, None
             self.wants = Wants.REPLAY  # of what was published meanwhile
         elif self._live is None or self.next is None or self._live < self.next:

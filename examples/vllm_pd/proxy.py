@@ -3,7 +3,7 @@
     request ──▶ 1. prefill server: the same request, one token ──▶ kv_transfer_params of its answer
                 2. decode server: the request, with these ──▶ the answer, streamed as it comes
 
-The parameters tell how much of the prompt is stored or about to be. They are only good for a short wait: blocks are
+The parameters say how much of the prompt is stored or about to be. They are only good for a short wait: blocks are
 found by their hashes, with or without them. Several servers of a kind are taken in turn. Needs aiohttp, which vLLM brings.
 
     python proxy.py --port 8000 --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200
@@ -42,9 +42,9 @@ async def complete(request: web.Request) -> web.StreamResponse:
                 return web.Response(
                     body=await answer.read(), status=answer.status, content_type="application/json"
                 )
-            told = (await answer.json()).get("kv_transfer_params")
-        if told:
-            body = {**body, "kv_transfer_params": told}
+            params = (await answer.json()).get("kv_transfer_params")
+        if params:
+            body = {**body, "kv_transfer_params": params}
         async with session.post(
             next(request.app[DECODE]) + request.path, json=body, headers=headers
         ) as answer:

@@ -43,7 +43,7 @@ HASHES_MAX, LEASE_HASHES_MAX = 65536, 512  # likewise
 
 class Leading(int):
     """How many leading blocks there are. writing: behind those, blocks that somebody is writing right now, or that are held
-    behind such ones; who asks again will find them, unless their writer gives up. At most 4,096 are told."""
+    behind such ones; who asks again will find them, unless their writer gives up. At most 4,096 are counted."""
 
     writing: int = 0  # of the class: nearly always, so that an answer costs no more than its number
 
@@ -189,7 +189,7 @@ class Calls(Looking):
     def settle(
         self, ticket: int, tokens: int, namespace: Namespace | None = None, missing: bytes = b""
     ) -> None:
-        """Tell that only the first `tokens` of what a ticket's lookups found could be used.
+        """Report that only the first `tokens` of what a ticket's lookups found could be used.
 
         missing: the first block, of this namespace, that did not come; without it the engine
         could not use what there was.
@@ -242,7 +242,7 @@ class Calls(Looking):
         without its parent a block within a prompt is not found in a region's bucket. sums: the lease has checksums.
 
         Answers when all are ready or known to be misses, at the latest after wait_s (at most
-        60 s): then `pending` tells that some are on their way. It is true as well where the
+        60 s): then `pending` says that some are on their way. It is true as well where the
         connection may not hold all of them at once (half of the arena): the leading ones are
         held, the rest is None. At least one block is granted where no other lease is open; with
         others open it may be none, at once. 1 to 512 hashes.
@@ -291,13 +291,13 @@ class Calls(Looking):
         deadline = self._deadline()
         with self._locked(deadline):
             connection = self._connect(deadline)
-            if connection.life != grant.life:  # one of them is gone: asking tells whether it is ours
+            if connection.life != grant.life:  # one of them is gone: asking shows whether it is ours
                 self._ask(connection, (), lambda w, _: w.Ping(), deadline)
                 raise Unavailable("the slots of this grant are in the arena of another daemon")
             return self._slots(connection, grant, start_bytes, size_bytes, writing)
 
     def fill(self, fills: Sequence[tuple[Grant, int, Sequence[bytes] | None]]) -> list[int]:
-        """Tell that columns of slots leased by another process are written; returns how many blocks each of them
+        """Report that columns of slots leased by another process are written; returns how many blocks each of them
         has committed, because no other column is missing.
 
         fills: (grant, number of the column, xxh3_128 digest of the column in each slot; None: it will

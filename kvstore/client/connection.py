@@ -86,7 +86,7 @@ class Connection:
         log.info("connected to the kvstore daemon at %s (instance %s)", path, self.instance or "unnamed")
 
     def take_dropped(self) -> set[int]:
-        """Namespaces that the daemon holds for us and nobody here has a handle of any more. The caller tells it."""
+        """Namespaces that the daemon holds for us, but no handle is left here. The caller unregisters them."""
         dropped = self.registered.difference(self.namespace_ids.values())
         self.registered -= dropped
         return dropped

@@ -4,7 +4,7 @@
     read    acquire ─▶ ReadLease: copy out ─▶ valid()? ─▶ release
 
 A lease belongs to the connection it was made on. When that connection is lost the daemon
-takes the slots back: a commit then raises Unavailable, and `valid()` tells a reader whether
+takes the slots back: a commit then raises Unavailable, and `valid()` shows a reader whether
 the bytes it copied were still the right ones. A write lease must always be closed (commit,
 abort or the end of its `with`): until then the daemon does not hand its slots out again. One
 that is dropped instead keeps its slots until the connection ends, because somebody may still
@@ -114,7 +114,7 @@ class SlotLease:
 
     def commit_soon(self, checksums: Mapping[int, bytes]) -> Callable[[float | None], int]:
         """Make the records at these positions visible, and give up the others. Waits for no answer: what this
-        returns does, until a deadline (None: that of the call), and tells how many the daemon took. Both raise
+        returns does, until a deadline (None: that of the call), and returns how many the daemon took. Both raise
         Unavailable (some of it may be stored nevertheless), Refused; where this does, the lease is as it was."""
         connection = self._connection
         if connection is None:

@@ -335,7 +335,7 @@ def fill(
     socket_path: str | os.PathLike[str] | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> ModelFilling:
-    """Bring an image of so many bytes into this node's DRAM. content: 16 bytes that tell it from others of the same name.
+    """Bring an image of so many bytes into this node's DRAM. content: 16 bytes that differ from those of others of the same name.
 
     Raises Refused (`limit_exceeded`: it does not fit; `in_use`), Unavailable.
     """

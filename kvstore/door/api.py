@@ -106,7 +106,7 @@ class Api:
         self.requests: Counter[str] = Counter()
         self.times = {kind: Histogram() for kind in KINDS}
         self.refused: Counter[str] = Counter()
-        self.life = int.from_bytes(os.urandom(6), "little")  # every client is told
+        self.life = int.from_bytes(os.urandom(6), "little")  # named in every Welcome
         self.lenders: dict[int, Caller] = {}  # lease -> who leases its slots for others to fill
         self.recordings: list[Recording] = []
         self.clients = Clients()
@@ -138,7 +138,7 @@ class Api:
         lines: list[str] = []
         try:
             lines = yield from self.engine.check_steps()
-        except Exception as error:  # a bug of ours; whoever waits is told
+        except Exception as error:  # a bug of ours; all who wait get an answer
             log.exception("checking the books failed")
             lines = [f"the check itself failed: {type(error).__name__}; the daemon's log has more"]
         log.info("checked the books in %.3f s: %d problems", self.clock() - begun_s, len(lines))
@@ -228,7 +228,7 @@ class Caller:
             return
         if isinstance(outcome, Later):
             self._later = outcome
-            outcome.then(self._told)
+            outcome.then(self._answer_later)
         elif isinstance(outcome, Generator):
             self._steps = outcome
             self.step()
@@ -278,7 +278,7 @@ class Caller:
         if answer is not None:
             self._answer(answer)
 
-    def _told(self, answer: frames.Answer) -> None:
+    def _answer_later(self, answer: frames.Answer) -> None:
         """What was to be answered later. It may be at once, within `serve`."""
         if self._has_ended:
             return
@@ -289,7 +289,7 @@ class Caller:
         self._resume()
 
     def refusal(self, error: Exception) -> frames.Error:
-        """What a client is told of it. The first one of a connection is logged."""
+        """The answer to a request that failed. The first one of a connection is logged."""
         if isinstance(error, TierError):
             error = BadRequest(str(error))
         if not isinstance(error, RequestError):  # our bug; the one place where it becomes an answer
@@ -351,7 +351,7 @@ class Caller:
         if session is not None:
             self._engine.close_session(session)
 
-    def told(self, now_s: float) -> answers.Client:
+    def listed(self, now_s: float) -> answers.Client:
         """As `kvstore clients` lists it."""
         peer = self.peer.as_dict(now_s, len(self._leases))
         return {**peer, "attached": self.attached, "lease_bytes": self._lease_bytes}
@@ -657,7 +657,7 @@ class Caller:
         return frames.StatusReport((yield from self._api.node.live_steps(request.minutes_since_s)))
 
     def _get(self, r: frames.GetSettings) -> frames.Answer:
-        return frames.StatusReport({"settings": self._api.node.settings.told(r.name)})
+        return frames.StatusReport({"settings": self._api.node.settings.shown(r.name)})
 
     def _set(self, r: frames.SetSetting) -> frames.Answer:
         if self.attached:
@@ -668,19 +668,19 @@ class Caller:
         return frames.StatusReport(self._api.clients.page(self._api.clock(), r.skip))
 
     def _kill(self, r: frames.KillClient) -> frames.Answer:
-        told = self._api.clients.cut_off(r.number, self.name)
-        log.warning("%s (pid %s) was cut off by %s", told["label"] or "unnamed", told["pid"], self.name)
-        return frames.StatusReport(told)
+        client = self._api.clients.cut_off(r.number, self.name)
+        log.warning("%s (pid %s) was cut off by %s", client["label"] or "unnamed", client["pid"], self.name)
+        return frames.StatusReport(client)
 
     def _slow(self, _: frames.SlowRequests) -> frames.Answer:
-        return frames.StatusReport(self._api.slow.told(self._api.clock(), self._api.limits.slow_s))
+        return frames.StatusReport(self._api.slow.report(self._api.clock(), self._api.limits.slow_s))
 
     def _disk(self, r: frames.SetDisk) -> Later:
         later = Later()
         self._api.node.disks.change(
             r.directory,
             r.accept,
-            lambda no, told: later.set(frames.Error(no.code, f"{no}") if no else frames.StatusReport(told)),
+            lambda no, disk: later.set(frames.Error(no.code, f"{no}") if no else frames.StatusReport(disk)),
         )
         return later
 

@@ -25,7 +25,7 @@ from kvstore.errors import ConnectionRefused, CutOff, NotFound
 from kvstore.protocol import answers
 
 SLOW_KEPT = 128
-CLIENTS_TOLD = 256  # in one answer
+CLIENTS_REPORTED_MAX = 256  # in one answer
 WHY = ("turn", "work", "disk", "bucket", "room", "proof")
 
 
@@ -34,7 +34,7 @@ class Connected(Protocol):
 
     peer: Peer
 
-    def told(self, now_s: float) -> answers.Client:
+    def listed(self, now_s: float) -> answers.Client:
         """Its line."""
 
     def cut_off(self, refusal: ConnectionRefused) -> None:
@@ -63,7 +63,7 @@ class Clients:
 
     def page(self, now_s: float, skip: int) -> answers.Clients:
         """A page of them, behind the first `skip`."""
-        shown = [client.told(now_s) for client in islice(self, skip, skip + CLIENTS_TOLD)]
+        shown = [client.listed(now_s) for client in islice(self, skip, skip + CLIENTS_REPORTED_MAX)]
         return {"clients": shown, "clients_left": max(0, len(self._by_number) - skip - len(shown))}
 
     def cut_off(self, number: int, by: str) -> answers.Client:
@@ -71,9 +71,9 @@ class Clients:
         client = self._by_number.get(number)
         if client is None:
             raise NotFound(f"client {number}: not connected; `kvstore clients` lists those that are")
-        told = client.told(client.peer.since_s)
+        line = client.listed(client.peer.since_s)
         client.cut_off(CutOff(f"ended by {by}"))
-        return told
+        return line
 
 
 class Slow(NamedTuple):
@@ -117,7 +117,7 @@ class SlowRequests:
         self.by_why[slow.why] += 1
         self._last.append(slow)
 
-    def told(self, now_s: float, slow_s: float) -> answers.SlowRequests:
+    def report(self, now_s: float, slow_s: float) -> answers.SlowRequests:
         """The latest first."""
         return {
             "slow_s": slow_s,

@@ -3,7 +3,7 @@
     connection, connection, … ── of equal principals ──▶ one Holder ── Limits
 
 On the local socket a principal is a process (kvstore.security.principals), so a limit of a process holds wherever its
-connections come from: those that nothing tells apart share one.
+connections come from: connections that cannot be distinguished share one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers that somebody else will give, and the timer that gives them up."""
+"""Answers that come later than their request, and the timer that gives them up."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Later:
         if self.answer is None:
             self.answer = answer
             waiting, self._waiting = self._waiting, []
-            for tell in waiting:
-                tell(answer)
+            for take in waiting:
+                take(answer)
 
-    def then(self, tell: Callable[[frames.Answer], None]) -> None:
-        """Call `tell` with the answer, once it is there."""
+    def then(self, take: Callable[[frames.Answer], None]) -> None:
+        """Call `take` with the answer, once it is there."""
         if self.answer is not None:
-            tell(self.answer)
+            take(self.answer)
         else:
-            self._waiting.append(tell)
+            self._waiting.append(take)
 
 
 class Timer(Protocol):

@@ -23,7 +23,7 @@ def reserve_model(engine: Engine, session: Session | None, r: frames.ReserveMode
     model = engine.models.reserve(session, r.label, r.content, r.count)
     is_filler = model.filler is session
     indexes = sorted(index for index in model.slots if index >= r.start) if is_filler else []
-    return _told(engine, model, indexes)
+    return _answer(engine, model, indexes)
 
 
 def commit_model(engine: Engine, session: Session | None, r: frames.CommitModel) -> frames.Answer:
@@ -40,7 +40,7 @@ def attach_model(engine: Engine, session: Session | None, r: frames.AttachModel)
     """Raises BadRequest, NotFound."""
     model = engine.models.attach(_attached(session), r.label)
     is_whole = model.state == "whole"
-    return _told(engine, model, range(r.start, model.count) if is_whole else ())
+    return _answer(engine, model, range(r.start, model.count) if is_whole else ())
 
 
 def drop_model(engine: Engine, r: frames.DropModel) -> frames.Answer:
@@ -66,11 +66,11 @@ def _attached(session: Session | None) -> Session:
     return session
 
 
-def _told(engine: Engine, model: Resident, indexes: Sequence[int]) -> frames.ModelSlabs:
+def _answer(engine: Engine, model: Resident, indexes: Sequence[int]) -> frames.ModelSlabs:
     slabs = engine.arena.slabs
     if slabs is None:
         raise NotFound("models in DRAM: there is no arena")
-    page = list(indexes[: frames.MODEL_SLABS_TOLD])
+    page = list(indexes[: frames.MODEL_SLABS_MAX])
     first = model.slots.get(0)
     return frames.ModelSlabs(
         model.state,

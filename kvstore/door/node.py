@@ -13,7 +13,7 @@ from kvstore.steps import Steps
 class Settings(Protocol):
     """The daemon's settings."""
 
-    def told(self, name: str) -> list[dict[str, Any]]:
+    def shown(self, name: str) -> list[dict[str, Any]]:
         """Of one key, of a section, or ("") of all. Raises BadRequest."""
 
     def change(self, key: str, text: str) -> dict[str, Any]:

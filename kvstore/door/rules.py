@@ -45,8 +45,8 @@ def list_rules(engine: Engine) -> Steps[frames.Answer]:
 def clear(engine: Engine, r: frames.Clear) -> Later:
     later = Later()
 
-    def told(cleared: dict[str, object]) -> None:
+    def answer(cleared: dict[str, object]) -> None:
         later.set(frames.StatusReport(cleared))
 
-    engine.clear(r.namespace, r.hash, r.tenant, r.everything, r.dry, told)
+    engine.clear(r.namespace, r.hash, r.tenant, r.everything, r.dry, answer)
     return later

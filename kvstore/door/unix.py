@@ -92,7 +92,7 @@ class Door:
     ) -> None:
         """Opens nothing yet.
 
-        instance: every client is told. connections_room: for how many this process has descriptors. on_failure:
+        instance: named in every Welcome. connections_room: for how many this process has descriptors. on_failure:
         called when the door cannot go on.
         """
         self.api = api
@@ -114,7 +114,7 @@ class Door:
         self._hello_timeout_s = hello_timeout_s
         self._on_failure = on_failure
         self._accepted = 0
-        self._refused_s: dict[str, float] = {}  # by code: when the log was told
+        self._refused_s: dict[str, float] = {}  # by code: when it was logged last
         self._greeting: set[asyncio.Task[None]] = set()
         self._listener: DoorSocket | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -361,7 +361,7 @@ class Door:
 
 
 class _Spare:
-    """One descriptor that is kept for refusing: who comes when there are no others is told so, and does not hang."""
+    """One descriptor that is kept for refusing: a client that comes when there are no others gets the reason, and does not hang."""
 
     def __init__(self) -> None:
         self._fd: int | None = None

@@ -1,4 +1,4 @@
-"""The audit: index, arena, devices, leases, quotas and totals tell one story.
+"""The audit: proves that index, arena, devices, leases, quotas and totals agree.
 
     arena slice ─▶ leases ─▶ index slice ─▶ index slice ─▶ … ─▶ sums        requests are served in between
 

@@ -92,9 +92,9 @@ STATUS_NAMESPACES_MAX = 256  # namespaces that a status lists, those with most b
 STATUS_SESSIONS_MAX = 256  # sessions that a status lists, those that came first
 STATUS_BYTES = 1 * MIB  # of the namespaces in a status; its sessions have as much
 LEASE_BYTES = 8  # of randomness in the number of a lease
-TOTALS_TOLD = 500  # rows of one answer: a client asks for page after page
-TOTALS_TOLD_BYTES = 2 * MIB  # of one answer, if its names are long
-PREFIXES_TOLD = 50  # heaviest prefixes that a report lists
+REPORT_ROWS_MAX = 500  # rows of one answer: a client asks for page after page
+REPORT_ROWS_BYTES = 2 * MIB  # of one answer, if its names are long
+REPORT_PREFIXES_MAX = 50  # heaviest prefixes that a report lists
 
 log = logging.getLogger("kvstore.engine")
 
@@ -303,17 +303,17 @@ class Engine(Parts):
         return places, (yield from self.accounts.judge_steps(spaces, judged, found)), load_s
 
     def report(self, since_s: float, skip: int = 0, until_s: float = math.inf) -> answers.EngineReport:
-        """Totals of this time, TOTALS_TOLD rows after the first `skip`; see `kvstore.ledger.totals`."""
+        """Totals of this time, REPORT_ROWS_MAX rows after the first `skip`; see `kvstore.ledger.totals`."""
         rows, begin_s, end_s = self.accounts.totals.span(since_s, until_s, self.accounts.wall_clock())
-        told = fitting(rows[skip : skip + TOTALS_TOLD], total_bytes, TOTALS_TOLD_BYTES)
+        page = fitting(rows[skip : skip + REPORT_ROWS_MAX], total_bytes, REPORT_ROWS_BYTES)
         return {
             "region": self.accounts.totals.region,
             "since_s": begin_s,
             "until_s": end_s,
-            "rows": [row.as_dict() for row in told],
-            "rows_left": max(0, len(rows) - skip - len(told)),
-            "prefixes": self.heaviest(PREFIXES_TOLD, since_s),
-            "holdings": self.holdings.told,
+            "rows": [row.as_dict() for row in page],
+            "rows_left": max(0, len(rows) - skip - len(page)),
+            "prefixes": self.heaviest(REPORT_PREFIXES_MAX, since_s),
+            "holdings": self.holdings.latest,
         }
 
     def heaviest(self, count: int, since_s: float = 0.0) -> list[answers.Prefix]:
@@ -340,8 +340,8 @@ class Engine(Parts):
         """Pin blocks for reading, promoting what is not in DRAM; `on_ready` is called once. parent: see `reserve`.
         What cannot be there before `patience_s` is over is not loaded.
 
-        It may be called before this returns, and before policies are told: whoever waits for the
-        answer need not wait for them. `expire` on the lease makes it answer at once with what is ready.
+        It may be called before this returns, and before the policies know of the use: the client does
+        not wait for them. `expire` on the lease makes it answer at once with what is ready.
         """
         namespace = self.namespaces.get(number)
         asked = self._split(namespace, hashes, parent)
@@ -578,19 +578,19 @@ class Engine(Parts):
         spaces = cleared_spaces(self.namespaces, book, selector, block_hash, tenant, everything)
         digests = [namespace.digest.hex() for namespace in spaces]
 
-        def told(cleared: Cleared) -> None:
+        def answer(cleared: Cleared) -> None:
             if not dry:
                 log.info("cleared by hand", extra=cleared._asdict())
             done({"namespaces": digests, **cleared._asdict()})
 
-        self.clearing.clear(spaces, block_hash, dry, told)
+        self.clearing.clear(spaces, block_hash, dry, answer)
 
     def prefixes_steps(self, selector: str, beginning: str) -> Steps[list[str]]:
         """Block hashes in hex that begin so; see `kvstore.commands.prefix_names`. Raises NotFound."""
         book = self.retention.book
         shown = [(pin.namespace, pin.block_hash) for pin in book.pins]
         shown += [(ttl.namespace, ttl.block_hash) for ttl in book.ttls if ttl.block_hash]
-        shown += [(p.namespace, p.block_hash) for p in self.accounts.totals.heaviest(PREFIXES_TOLD)]
+        shown += [(p.namespace, p.block_hash) for p in self.accounts.totals.heaviest(REPORT_PREFIXES_MAX)]
         spaces = [n for n in self.namespaces if n.digest.hex().startswith(selector.lower())]
         names = [name for digest, name in shown if digest.startswith(selector.lower())]
         if not spaces and selector:
@@ -655,7 +655,7 @@ class Engine(Parts):
             **self.figures(),
             "sessions": [session.as_dict(now_s) for session in sessions],
             "namespaces": list(map(self.holdings.namespace, fitting(largest, namespace_bytes, STATUS_BYTES))),
-            "holdings": self.holdings.told,
+            "holdings": self.holdings.latest,
         }
 
     def figures(self) -> answers.Figures:
@@ -725,7 +725,7 @@ class Engine(Parts):
         return spaces, counts[0]
 
     def _prefix(self, prefix: Prefix) -> answers.Prefix:
-        """A prefix as it is told, with the tiers that have its last block now."""
+        """A prefix as reports have it, with the tiers that have its last block now."""
         namespace = self.namespaces.of_key(bytes.fromhex(prefix.namespace))
         block = namespace.blocks.get(bytes.fromhex(prefix.block_hash)) if namespace is not None else None
         where = block.where if block is not None and block.where & ROOTED else 0

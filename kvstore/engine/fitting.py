@@ -12,7 +12,7 @@ from kvstore.ledger.totals import Total
 from kvstore.protocol.frames import fields_bytes
 
 # Of a namespace, and of a session, in an answer, without its words.
-NAMESPACE_TOLD_BYTES, SESSION_TOLD_BYTES = 1536, 1024
+NAMESPACE_ANSWER_BYTES, SESSION_ANSWER_BYTES = 1536, 1024
 TOTALS_ROW_BYTES = 500  # of a row without its names
 
 T = TypeVar("T")
@@ -31,9 +31,9 @@ def total_bytes(row: Total) -> int:
 
 def namespace_bytes(namespace: Namespace) -> int:
     """In an answer."""
-    return NAMESPACE_TOLD_BYTES + fields_bytes(namespace.spec.fields)
+    return NAMESPACE_ANSWER_BYTES + fields_bytes(namespace.spec.fields)
 
 
 def session_bytes(session: Session) -> int:
     """At most, in an answer."""
-    return SESSION_TOLD_BYTES + 4 * len(session.label)
+    return SESSION_ANSWER_BYTES + 4 * len(session.label)

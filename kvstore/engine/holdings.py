@@ -1,11 +1,11 @@
-"""Holdings: what is held of each model and tenant, and what tells its kinds of engines apart.
+"""Holdings: how much each model and tenant holds, and how its kinds of engines differ.
 
     namespaces ─▶ (model, tenant, adapter) ─▶ kinds of engines: equal but for their KV groups
                         │                            └─ several: the fields in which they differ
                         ╰─▶ bytes by tier, blocks, what was asked for and found
 
-Two kinds share nothing: one of them may be cold beside a warm one, because somebody gave it another dtype or another seed of
-hashes. All namespaces are looked at now and then, in steps, so that answers need not: they are as of a few seconds ago.
+Two kinds share nothing: one of them may be cold while the other is warm, because its dtype or its seed of hashes is another
+one. A look at all namespaces is made every few seconds, in steps, so that an answer need not make one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kvstore.retention.quotas import Quotas
 from kvstore.steps import Background, Steps
 
 HOLDINGS_S: Final = 5.0  # between two looks
-HOLDINGS_TOLD: Final = 64  # in one answer, those that hold most
+HOLDINGS_REPORTED_MAX: Final = 64  # in one answer, those that hold most
 HOLDINGS_STEP: Final = 50  # namespaces between two yields
-FIELDS_TOLD: Final = 3  # of those that differ
-VALUES_TOLD: Final = 4
+FIELDS_REPORTED_MAX: Final = 3  # of those that differ
+VALUES_REPORTED_MAX: Final = 4
 VALUE_CHARS_MAX: Final = 64
 NOT_SAID: Final = "(default)"  # a setting that is not written out
 
@@ -33,14 +33,14 @@ Group = tuple[str, str, str]  # model, tenant, adapter
 
 
 class Holdings:
-    """Of one engine. told: as it was at the last look."""
+    """Of one engine. latest: what the last look found."""
 
     def __init__(self, namespaces: NamespaceRegistry, quotas: Quotas, background: Background) -> None:
-        self.told: list[answers.Holding] = []
+        self.latest: list[answers.Holding] = []
         self._namespaces = namespaces
         self._quotas = quotas
         self._background = background
-        self._telling: dict[Group, list[answers.Difference]] = {}
+        self._differing: dict[Group, list[answers.Difference]] = {}
         self._look_at_s = 0.0
         self._known = 0  # namespaces at the last look
         self._is_looking = False
@@ -55,12 +55,12 @@ class Holdings:
     def namespace(self, namespace: Namespace) -> answers.Namespace:
         """As it is in answers; the fields are documented in docs/cli.md."""
         used, fields = self._quotas.holders(namespace)[0].used, namespace.spec.fields
-        telling = self._telling.get(_group(fields), [])
+        fields_differing = self._differing.get(_group(fields), [])
         return {
             **namespace.as_dict(),
             "dram_bytes": used[IN_DRAM],
             "nvme_bytes": used[IN_NVME],
-            "differs": {one["field"]: _shown(fields.get(one["field"])) for one in telling},
+            "differs": {one["field"]: _shown(fields.get(one["field"])) for one in fields_differing},
         }
 
     def _look_steps(self) -> Steps[None]:
@@ -70,21 +70,21 @@ class Holdings:
             if number % HOLDINGS_STEP == 0:
                 yield
         rows: dict[tuple[str, str], answers.Holding] = {}
-        telling: dict[Group, list[answers.Difference]] = {}
+        differing_in: dict[Group, list[answers.Difference]] = {}
         looks = 0
         for group, spaces in groups.items():
             kinds, differs = 1, list[answers.Difference]()
             if len(spaces) > 1:
                 found = kinds_of(map(_as_space, spaces[:HOLDINGS_STEP]))
                 kinds = len(found)
-                differs = telling[group] = _told(differing(found)) if kinds > 1 else []
+                differs = differing_in[group] = _reported(differing(found)) if kinds > 1 else []
             _add(rows, group, spaces, kinds, differs, self._quotas)
             looks += len(spaces)
             if looks >= HOLDINGS_STEP:
                 looks = 0
                 yield
         ordered = sorted(rows.values(), key=lambda row: -(row["dram_bytes"] + row["nvme_bytes"]))
-        self.told, self._telling, self._is_looking = ordered[:HOLDINGS_TOLD], telling, False
+        self.latest, self._differing, self._is_looking = ordered[:HOLDINGS_REPORTED_MAX], differing_in, False
 
 
 def _group(fields: Mapping[str, str]) -> Group:
@@ -99,10 +99,13 @@ def _shown(value: str | None) -> str:
     return NOT_SAID if value is None else value[:VALUE_CHARS_MAX]
 
 
-def _told(rows: Iterable[Mapping[str, Any]]) -> list[answers.Difference]:
+def _reported(rows: Iterable[Mapping[str, Any]]) -> list[answers.Difference]:
     return [
-        {"field": row["field"], "values": list(dict.fromkeys(map(_shown, row["values"])))[:VALUES_TOLD]}
-        for row in list(rows)[:FIELDS_TOLD]
+        {
+            "field": row["field"],
+            "values": list(dict.fromkeys(map(_shown, row["values"])))[:VALUES_REPORTED_MAX],
+        }
+        for row in list(rows)[:FIELDS_REPORTED_MAX]
     ]
 
 

@@ -63,7 +63,7 @@ def live_steps(engine: Engine, minutes_since_s: float, now_s: float) -> Steps[an
             "store": {member.name: member.stores.times.as_dict() for member in engine.nvme.members},
         },
         "latency_bounds_s": BOUNDS_S,
-        "holdings": engine.holdings.told,
+        "holdings": engine.holdings.latest,
         "minutes": minutes,
     }
 

@@ -6,8 +6,8 @@
            │ … its source works (breaker) and loading beats computing    │
 
 Each line can only shorten what is used; the reason of the first that does is the outcome of the
-tokens behind it. Where all that is held is used, the answer also tells how many blocks behind it somebody is
-writing right now: who asks again will find them, sooner or later.
+tokens behind it. Where all that is held is used, the answer also says how many blocks behind it are
+being written right now: a later lookup will find them.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Lookups:
         return max((source.load_s(size_bytes) for source, size_bytes in loads.items()), default=0.0)
 
     def note(self, asked: Lookup, found: Found) -> None:
-        """A client was told of it: learn its prefill rate, and remember what was refused."""
+        """A lookup was answered: learn the prefill rate of the client, and remember what was refused."""
         namespaces, hashes, asking = asked
         if asking.prefill_tokens_per_s:
             for namespace in namespaces:

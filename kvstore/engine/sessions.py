@@ -18,7 +18,7 @@ from kvstore.index.block import Block, Namespace
 from kvstore.index.prompts import Prompt
 from kvstore.protocol import answers
 
-NAMES_TOLD = 16  # namespaces of a client whose model and tenant are told
+NAMES_REPORTED_MAX = 16  # namespaces of a client whose model and tenant are reported
 NAMES_CHARS_MAX = 200  # of its models, and of its tenants, in an answer
 
 
@@ -41,7 +41,7 @@ class Peer:
 
     def as_dict(self, now_s: float, leases: int) -> answers.Peer:
         """As it is in answers; the fields are documented in docs/cli.md."""
-        named = [space.spec.fields for space in islice(self.namespaces.values(), NAMES_TOLD)]
+        named = [space.spec.fields for space in islice(self.namespaces.values(), NAMES_REPORTED_MAX)]
         return {
             "id": self.number,
             "label": self.label,

@@ -1,4 +1,4 @@
-"""KV events: what the owned levels hold, told to routers as vLLM tells what its GPU cache holds.
+"""KV events: what the owned levels hold, published to routers as vLLM publishes what its GPU cache holds.
 
     residency ─▶ journal ─▶ stream ─▶ subscribers        one event for each block that comes or goes
                               ╰─▶ answers ─▶ who missed something: a replay, or everything that is held

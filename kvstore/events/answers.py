@@ -4,8 +4,8 @@
     asked from END ─▶ AllBlocksCleared, stored, stored, …  all with the number s ─▶ END
 
 Everything that is held is read in slices between requests, while blocks come and go. It is exact all the
-same: s is the last number that was published before the first slice was read, so whoever goes on with
-s + 1 is told of every change that a slice may have seen or missed; and a change told twice changes nothing.
+same: s is the last number that was published before the first slice was read, so a subscriber that goes on
+with s + 1 sees every change that a slice may have seen or missed. A change that comes twice changes nothing.
 
 An answer is pulled, frame by frame, as its peer takes it: a slow one holds no memory of ours.
 """
@@ -74,7 +74,7 @@ class FullState(Answer):
         ask: Ask,
         wake: Callable[[], None],
     ) -> None:
-        """slices: called, and advanced, on the engine's thread only. `wake` tells that a slice is there."""
+        """slices: called, and advanced, on the engine's thread only. `wake` is called when a slice is there."""
         super().__init__(peer, now_s)
         self._stream = stream
         self._make = slices

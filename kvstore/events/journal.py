@@ -76,12 +76,12 @@ class Journal:
 
 def held(namespaces: Iterable[Namespace]) -> Iterator[list[Change]]:
     """Everything that the owned levels hold, in slices of less than a millisecond. Between two of them blocks
-    may come and go: each that is held all the time is told, and none that is never held."""
+    may come and go: each that is held all the time is named, and none that is never held."""
     for namespace in list(namespaces):
         blocks = namespace.blocks.walk()
         while piece := list(islice(blocks, EVENTS_SLICE_BLOCKS)):
-            told: list[Change] = []
+            changes: list[Change] = []
             for bit in (IN_DRAM, IN_NVME):
                 if hashes := [block.hash for block in piece if block.where & bit]:
-                    told.append(Change(True, bit, namespace, hashes))
-            yield told
+                    changes.append(Change(True, bit, namespace, hashes))
+            yield changes

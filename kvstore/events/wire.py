@@ -34,7 +34,7 @@ _INT_BYTES = 8
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
     """A tier has these blocks now; they need not follow one another. block_size: tokens of each, 0 where the
-    daemon was not told."""
+    daemon does not know."""
 
     block_hashes: Sequence[BlockHash]
     parent_block_hash: BlockHash | None
@@ -59,7 +59,7 @@ class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True, gc=False):
-    """Nothing that was told before holds any more."""
+    """Nothing that was published before holds any more."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared

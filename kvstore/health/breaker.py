@@ -12,7 +12,7 @@ back is *late* after half a stall: whoever begins jobs begins none behind it, so
 
 There is one for the loads of a tier and one for its stores: a disk that cannot be written
 is still read. While it is not closed nobody but a probe uses the tier in that direction;
-what waits is told so at the trip. A trip costs those who wait one `stall_s` at most, and
+what waits is answered at the trip. A trip costs those who wait one `stall_s` at most, and
 those who come later nothing.
 
 A job that hangs keeps its thread, and its memory, until it comes back. Nothing is probed

@@ -53,7 +53,7 @@ class BreakEven:
 
     def __init__(self, prefill_tokens_per_s: float = 0.0) -> None:
         self.configured = prefill_tokens_per_s  # a setting
-        self._learned: dict[int, float] = {}  # by namespace; those not told for longest are forgotten
+        self._learned: dict[int, float] = {}  # by namespace; those not heard of for longest are forgotten
 
     def learn(self, namespace: Namespace, tokens_per_s: float) -> None:
         """An engine said how fast it computes."""

@@ -27,7 +27,7 @@ SPEED_KEPT = 0.8  # weight of earlier stretches with each new one
 SPEED_SUDDEN = 2.0  # times longer or shorter than predicted: then the tier has changed
 SPEED_SHARE = 0.5  # of a sudden change, in its logarithm, that is believed at once
 SPEED_SHARE_PROBE = 0.8  # the same, where the speed was measured on purpose
-SPEED_SIMILAR = 1e-3  # stretches whose sizes differ less than this do not tell latency from flow
+SPEED_SIMILAR = 1e-3  # stretches whose sizes differ less than this do not separate latency from flow
 SPEED_FLOW_LEAST = 0.05  # of the time per byte of a typical stretch: bytes never flow for nothing
 SPEED_STRETCH_JOBS_MAX = 16  # jobs after which a busy stretch counts, even if it goes on
 # That such a stretch takes at least: jobs that end together came in all of the time before.
@@ -151,7 +151,7 @@ class _Fit:
         alone = self._b / self._bb  # seconds per byte, were there no latency
         apart = self._ll * self._bb - self._lb**2
         if apart <= SPEED_SIMILAR * self._ll * self._bb:
-            return 0.0, alone  # all of one size: it cannot be told what is latency
+            return 0.0, alone  # all of one size: nothing says how much of it is latency
         s_per_byte = max((self._ll * self._b - self._lb * self._l) / apart, SPEED_FLOW_LEAST * alone)
         latency_s = (self._l - s_per_byte * self._lb) / self._ll
         return (latency_s, s_per_byte) if latency_s > 0 else (0.0, alone)

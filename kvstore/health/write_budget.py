@@ -56,7 +56,7 @@ class WriteBudget:
     """Admission to NVMe. `bytes_per_day` 0: everything is let in. Times are those of `clock`.
 
     spent: what an earlier daemon spent, as (when at the latest, bytes). is_kept: whoever made it writes
-    a `ledger` whenever `wants_keeping`, and tells `kept`; nothing is let in before.
+    a `ledger` whenever `wants_keeping`, and calls `kept`; nothing is let in before.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class WriteBudgetFile:
         self._clock = clock
         self._wall_clock = wall_clock
         self._writing = False
-        self._failed = False  # the last time; told once
+        self._failed = False  # the last time; logged once
 
     def open(self, bytes_per_day: int) -> WriteBudget:
         """The budget, less what earlier daemons spent of it. Blocks on the disk."""

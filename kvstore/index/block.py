@@ -11,7 +11,7 @@ Invariants (proven by `forest.check`):
 
 * rooted(b) ⇔ some level holds b, and b is a first block or rooted(parent(b));
   so rooted is monotone along a chain, and a lookup may search it by halves;
-  but for children of the blocks in `Namespace.stale`: those are still to be told (see `kvstore.index.forest`);
+  but for children of the blocks in `Namespace.stale`: those are still to be updated (see `kvstore.index.forest`);
 * a ghost has children; where there are several, they are counted by level;
 * pins > 0 means that somebody uses the bytes: no policy may choose the block as a victim.
 
@@ -242,7 +242,9 @@ class Namespace:
         self.registered = False  # by a client, in this daemon's life
         self.users = 0  # connections that have it registered now
         self.is_ended = False  # gone for good: its blocks are being dropped
-        self.salt = int.from_bytes(spec.digest[:8], "little") >> 1  # tells namespaces with equal hashes apart
+        self.salt = (
+            int.from_bytes(spec.digest[:8], "little") >> 1
+        )  # distinguishes namespaces with equal hashes
         self.spec = spec
         self.digest = spec.digest
         self.hash_bytes = spec.hash_bytes
@@ -252,7 +254,7 @@ class Namespace:
         self.slot_bytes = slot_bytes_for(spec.record_bytes)
         self.blocks = BlockTable[Block]()
         self.writing: set[bytes] = set()  # reserved and not yet committed
-        # Blocks that changed ROOTED, and those of their children that are still to be told, the latest last.
+        # Blocks that changed ROOTED, whose children are still to be updated, the latest last.
         self.stale: dict[bytes, tuple[Block, Iterator[Block]]] = {}
         self.incoming = 0  # blocks that are not here, and on their way from a shared level
         self.asked_blocks = 0  # of lookups whose first namespace this is …

@@ -2,7 +2,7 @@
 
     key ──▶ name of 64 bits ──▶ word of the table │ 27 bits of the name │ 5 bits: why │
 
-Tells "evicted" from "never seen" for the last million keys or so, at 4 bytes each: a table
+Distinguishes "evicted" from "never seen" for the last million keys or so, at 4 bytes each: a table
 of fixed size in which a newer key takes the place of an older one. Of ten
 million keys that never were here, less than one is mistaken for another: that costs a wrong
 word in a report. Tried: buckets of two words, which forget a little later, and cost twice the time for every block

@@ -7,13 +7,13 @@ blocks come and go (see `kvstore.index.block`), the longest usable prefix is fou
 a block hash names everything before it, so along any chain a caller can ask for, rooted
 is first true and then false.
 
-The index knows no tier: the engine tells it which bits came and went. When a block in the middle of a
-chain comes or goes, all that hangs on it has to be told: at a start whose devices are read in any order, after
-a corrupt record, wherever a gap is filled. They are told in pieces (`spread_steps`), from the top
+The index knows no tier: the engine says which bits came and went. When a block in the middle of a
+chain comes or goes, ROOTED changes for all blocks below it: at a start whose devices are read in any order, after
+a corrupt record, wherever a gap is filled. They are updated in pieces (`spread_steps`), from the top
 down. Until then they wait in `Namespace.stale`:
 
-    h0 ROOTED ─▶ h1 gone ─▶ h2 told ─▶ h3 told, stale ─▶ h4 ROOTED still      a lookup cuts at h3, and halves again
-    h0 ROOTED ─▶ h1 back ─▶ h2 told ─▶ h3 told, stale ─▶ h4 not ROOTED yet    a shorter hit than there could be
+    h0 ROOTED ─▶ h1 gone ─▶ h2 done ─▶ h3 done, stale ─▶ h4 ROOTED still      a lookup cuts at h3, and halves again
+    h0 ROOTED ─▶ h1 back ─▶ h2 done ─▶ h3 done, stale ─▶ h4 not ROOTED yet    a shorter hit than there could be
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ def forget(namespace: Namespace) -> None:
 
 
 def _turned(block: Block) -> None:
-    """It is rooted now, or no more: its children are to be told."""
+    """It is rooted now, or no more: its children are still to be updated."""
     if block.children is not None:
         stale = block.namespace.stale
         stale.pop(block.hash, None)
@@ -315,7 +315,7 @@ def _turned(block: Block) -> None:
 
 
 def spread(namespace: Namespace, looks: int) -> None:
-    """Tell some descendants of blocks that came or went whether they are rooted, those of the latest block first. Each
+    """Update ROOTED of some descendants of blocks that came or went, those of the latest block first. Each
     does as its parent does now, whatever happened meanwhile; a child that came meanwhile knows it from its parent."""
     stale = namespace.stale
     while stale and looks > 0:
@@ -355,8 +355,8 @@ def check_block(namespace: Namespace, block_hash: bytes, block: Block) -> list[s
     if parent is not None and not (namespace.blocks.get(parent.hash) is parent and parent.has_child(block)):
         problems.append(f"{name}: hangs on a parent that does not know it")
     rooted = bool(block.where & IN_ANY) and (parent is None or bool(parent.where & ROOTED))
-    is_told = parent is None or parent.hash not in namespace.stale
-    if bool(block.where & ROOTED) != rooted and is_told:
+    is_updated = parent is None or parent.hash not in namespace.stale
+    if bool(block.where & ROOTED) != rooted and is_updated:
         problems.append(f"{name}: where is {block.where & 255}, rooted should be {rooted}")
     return problems
 

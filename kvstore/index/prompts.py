@@ -1,4 +1,4 @@
-"""Prompts: what a lookup told about a request, for when its blocks are acquired and stored.
+"""Prompts: what a lookup said about a request, kept until its blocks are acquired and stored.
 
     lookup(ticket, h0 … h9) ─▶ remember     acquire(ticket, h0 … h3), reserve(ticket, h4 …) ─▶ recall
 

@@ -80,11 +80,11 @@ def choose(spaces: Sequence[Space], digest: str, model: str, tenant: str | None)
     found = exact if model and exact else found
     found = found if digest else [space for space in found if not space["fields"].get("adapter")] or found
     if not found:
-        raise NoneSuch(f"no namespace like that; known: {_told(spaces)}")
+        raise NoneSuch(f"no namespace like that; known: {_listed(spaces)}")
     engines = [engine_of(space, spaces) for space in found]
     different = {frozenset(space["digest"] for space in engine) for engine in engines}
     if len(different) > 1:
-        raise Unclear(f"which namespace? choose one by --namespace, --model or --tenant: {_told(found)}")
+        raise Unclear(f"which namespace? choose one by --namespace, --model or --tenant: {_listed(found)}")
     return engines[0]
 
 
@@ -155,19 +155,19 @@ def _likeness(space: Space, other: Space) -> tuple[int, int]:
     return same, space["blocks"]
 
 
-def _told(spaces: Sequence[Space], most: int = 5) -> str:
+def _listed(spaces: Sequence[Space], most: int = 5) -> str:
     """What there is to choose from, in a line: one namespace for each engine, and how they differ."""
     engines: dict[frozenset[str], Space] = {}
     for space in spaces:
         engines.setdefault(frozenset(peer["digest"] for peer in engine_of(space, spaces)), space)
     shown = list(engines.values())
     names = sorted({name for space in shown for name in space["fields"]} - OF_A_GROUP - {"model", "tenant"})
-    telling = [name for name in names if len({space["fields"].get(name) for space in shown}) > 1]
+    differing = [name for name in names if len({space["fields"].get(name) for space in shown}) > 1]
     lines = []
     for space in shown[:most]:
         fields = space["fields"]
         words = [f"model {fields.get('model') or 'without name'}", f"tenant {fields.get('tenant') or 'none'}"]
-        words += [f"{name} {fields.get(name, '')[:16] or 'none'}" for name in telling[:2]]
+        words += [f"{name} {fields.get(name, '')[:16] or 'none'}" for name in differing[:2]]
         lines.append(f"{space['digest'][:8]} ({', '.join(words)}, {space['blocks']} blocks)")
     rest = f", and {len(shown) - most} more: `kvstore status`" if len(shown) > most else ""
     return (", ".join(lines) or "the daemon knows none") + rest

@@ -22,7 +22,7 @@ class Histogram:
     __slots__ = ("_by_bits", "sum_s")
 
     def __init__(self) -> None:
-        self._by_bits = [0] * 64  # more than are told: no duration needs to be compared with a limit
+        self._by_bits = [0] * 64  # more than are reported: no duration needs to be compared with a limit
         self.sum_s = 0.0
 
     @property

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kvstore.ledger.sums import EVERYBODY_ELSE, Sums
 
 LIVE_MINUTES_MAX = 360  # kept, and answered
-MINUTE_ROWS_MAX = 16  # models × tenants of one minute that can be told apart
+MINUTE_ROWS_MAX = 16  # models × tenants of one minute that have a row of their own
 
 MINUTE_S = 60
 

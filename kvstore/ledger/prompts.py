@@ -102,7 +102,7 @@ def root(fields: dict[str, str], seeds: Iterable[str]) -> tuple[str, bytes]:
     """The hash algorithm of a namespace and its NONE_HASH. Raises Unclear."""
     algorithm, digest = fields.get("hash", ""), fields.get("hash seed", "")
     if algorithm not in ALGORITHMS:
-        what = f"hashes by {algorithm!r}" if algorithm else "not told how its engine hashes"
+        what = f"hashes by {algorithm!r}" if algorithm else "of an engine that does not say how it hashes"
         raise Unclear(f"this namespace is {what}; known are {', '.join(ALGORITHMS)}")
     parent = none_hash(algorithm, digest, seeds)
     if parent is None:

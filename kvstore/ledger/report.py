@@ -31,7 +31,7 @@ GROUPINGS = ("tier", "reason", "model", "tenant", "region", "hour")
 MINUTE = "minute"  # one more, of what the daemon still has in memory
 ENGINE = outcomes.NAMES[outcomes.ENGINE]
 TIERS = tuple(outcomes.NAMES[number] for number in outcomes.HITS)
-OWN_TIERS = TIERS[:2]  # told even where nothing was hit in them
+OWN_TIERS = TIERS[:2]  # listed even where nothing was hit in them
 SINCE_S_MAX = 10 * 365 * 86_400  # longer than any total is kept
 
 

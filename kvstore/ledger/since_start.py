@@ -39,7 +39,7 @@ class SinceStart:
         return self._true.setdefault(name, Sums())
 
     def publish(self) -> list[tuple[Name, Sums]]:
-        """What is to be told now, in the order in which they came: nothing in it is less than it was before."""
+        """The rows to report now, in the order in which they came. No count is less than it was before."""
         for name, true in self._true.items():
             _raise(self._published.setdefault(name, Sums()), true)
         return list(self._published.items())

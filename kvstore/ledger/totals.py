@@ -111,7 +111,7 @@ class Totals:
         self.since_start = SinceStart()
         self._newest: dict[int, Rows] = {}  # of the current minute, by namespace
         self._newest_minute_s = 0
-        self._only_hour_s = -1  # of it are all rows that can be told apart
+        self._only_hour_s = -1  # the only hour that still has a row for each model and tenant
         if path is not None:
             self._read(path)
 
@@ -162,7 +162,7 @@ class Totals:
         return key
 
     def unused(self, key: tuple[str, str], tokens: int) -> None:
-        """So many tokens of what `used` told did not come."""
+        """So many tokens that `used` counted as saved did not come."""
         prefix = self._prefixes.get(key)
         if prefix is not None:
             prefix.tokens_saved = max(prefix.error_tokens, prefix.tokens_saved - tokens)
@@ -186,7 +186,7 @@ class Totals:
         return total
 
     def _put_together(self, hour_s: int) -> None:
-        """Make one row of each of the oldest hours, so that those to come can be told apart."""
+        """Make one row of each of the oldest hours, so that there is room for new ones."""
         rows_max = TOTALS_ROWS_MAX - TOTALS_ROWS_MAX // TOTALS_PUT_TOGETHER
         for key in sorted(self._rows):
             if len(self._rows) < rows_max:

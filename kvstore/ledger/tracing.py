@@ -33,6 +33,7 @@ TRACES_REQUESTS_MAX = 4096
 TRACES_SAVES_MAX = 32  # spans for what one request stores: a long answer would have one for every block
 
 Piece = tuple[int, int]  # tokens, outcome
+Attributes = dict[str, str | int]  # of a span
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _NO_MISS = (*outcomes.HITS, outcomes.ENGINE, outcomes.PARTIAL_BLOCK)
 _SAMPLED = 1
@@ -49,16 +50,16 @@ class Span(NamedTuple):
     parent_id: int
     begun_s: float
     ended_s: float
-    attributes: dict[str, str | int]
+    attributes: Attributes
 
 
 @dataclass(slots=True)
 class _Request:
-    """One that is traced. told: what its latest span of a lookup said."""
+    """One that is traced. latest: the outcome in its latest span of a lookup."""
 
     trace_id: int
     parent_id: int
-    told: Sequence[Piece] = ()
+    latest: Sequence[Piece] = ()
     saves: int = 0
 
 
@@ -85,13 +86,13 @@ class Tracing:
     def looked_up(
         self, asked: Lookup, space: Namespace, pieces: Sequence[Piece], begun_s: float, ended_s: float
     ) -> None:
-        """A lookup was answered, or its outcome changed since. pieces: the prompt's tokens, in its order. What was told
-        before is not told again: an engine asks once a second while a request waits."""
+        """A lookup was answered, or its outcome changed since. pieces: the prompt's tokens, in its order. An
+        outcome that was sent before is not sent again: an engine asks once a second while a request waits."""
         request = self._of(asked)
-        if request is None or pieces == request.told:
+        if request is None or pieces == request.latest:
             return
-        request.told = pieces
-        span_id = self._tell(
+        request.latest = pieces
+        span_id = self._send(
             "kvstore.lookup", request, begun_s, ended_s, {**_names(space), **_outcome(pieces)}
         )
         request.parent_id = request.parent_id or span_id
@@ -99,9 +100,9 @@ class Tracing:
     def settled(self, ticket: int, pieces: Sequence[Piece], begun_s: float) -> None:
         """Less of what was found could be used."""
         request = self._requests.get(ticket)
-        if request is not None and pieces != request.told:
-            request.told = pieces
-            self._tell("kvstore.settle", request, begun_s, self._clock(), _outcome(pieces))
+        if request is not None and pieces != request.latest:
+            request.latest = pieces
+            self._send("kvstore.settle", request, begun_s, self._clock(), _outcome(pieces))
 
     def acquired(self, ticket: int, lease: int, space: Namespace, tiers: bytes, begun_s: float) -> None:
         """These blocks are in DRAM now, and leased; tiers: where each was, 0 for one that did not come."""
@@ -130,29 +131,29 @@ class Tracing:
         if held.tiers:
             self._loaded(held, now_s)
             return
-        told = {
+        attributes: Attributes = {
             **_names(held.space),
             "kvstore.blocks": held.blocks,
             "kvstore.blocks.stored": stored,
             "kvstore.bytes": stored * held.space.record_bytes,
         }
-        self._tell("kvstore.save", held.request, held.begun_s, now_s, told)
+        self._send("kvstore.save", held.request, held.begun_s, now_s, attributes)
 
     def _loaded(self, held: _Lease, now_s: float) -> None:
         sizes = {name: held.tiers.count(tier) * held.space.record_bytes for tier, name in _TIERS}
         missed = held.tiers.count(0)
-        told: dict[str, str | int] = {
+        attributes: Attributes = {
             **_names(held.space),
             "kvstore.blocks": held.blocks,
             "kvstore.blocks.missed": missed,
             "kvstore.bytes": (held.blocks - missed) * held.space.record_bytes,
         }
-        told |= {f"kvstore.bytes.{name}": size for name, size in sizes.items() if size}
-        span_id = self._tell("kvstore.load", held.request, held.begun_s, now_s, told)
+        attributes |= {f"kvstore.bytes.{name}": size for name, size in sizes.items() if size}
+        span_id = self._send("kvstore.load", held.request, held.begun_s, now_s, attributes)
         slower = {f"kvstore.bytes.{name}": size for name, size in sizes.items() if size and name != "dram"}
         if slower or missed:
             of_load = _Request(held.request.trace_id, span_id)
-            self._tell("kvstore.promote", of_load, held.begun_s, held.ready_s, {**slower})
+            self._send("kvstore.promote", of_load, held.begun_s, held.ready_s, {**slower})
 
     def _of(self, asked: Lookup) -> _Request | None:
         """The request behind a lookup, if it is traced; decided once, at its first one."""
@@ -176,8 +177,8 @@ class Tracing:
         trace_id, parent_id, flags = (int(part, 16) for part in found.groups())
         return _Request(trace_id, parent_id) if trace_id and parent_id and flags & _SAMPLED else None
 
-    def _tell(
-        self, name: str, request: _Request, begun_s: float, ended_s: float, attributes: dict[str, str | int]
+    def _send(
+        self, name: str, request: _Request, begun_s: float, ended_s: float, attributes: Attributes
     ) -> int:
         span_id = random.getrandbits(64) or 1
         span = Span(name, request.trace_id, span_id, request.parent_id, begun_s, ended_s, attributes)
@@ -185,20 +186,20 @@ class Tracing:
         return span_id
 
 
-def _names(space: Namespace) -> dict[str, str | int]:
+def _names(space: Namespace) -> Attributes:
     fields = space.spec.fields
     return {f"kvstore.{name}": fields[name] for name in ("model", "tenant") if fields.get(name)}
 
 
-def _outcome(pieces: Sequence[Piece]) -> dict[str, str | int]:
+def _outcome(pieces: Sequence[Piece]) -> Attributes:
     """What became of a prompt's tokens, and why the first one that no tier gave is missed."""
-    told: dict[str, str | int] = {"kvstore.tokens": sum(tokens for tokens, _ in pieces)}
+    found: Attributes = {"kvstore.tokens": sum(tokens for tokens, _ in pieces)}
     at = 0
     for tokens, outcome in pieces:
         name = f"kvstore.tokens.{outcomes.NAMES[outcome]}"
-        told[name] = int(told.get(name, 0)) + tokens
-        if outcome not in _NO_MISS and "kvstore.first_miss.reason" not in told:
-            told["kvstore.first_miss.reason"] = outcomes.NAMES[outcome]
-            told["kvstore.first_miss.token"] = at
+        found[name] = int(found.get(name, 0)) + tokens
+        if outcome not in _NO_MISS and "kvstore.first_miss.reason" not in found:
+            found["kvstore.first_miss.reason"] = outcomes.NAMES[outcome]
+            found["kvstore.first_miss.token"] = at
         at += tokens
-    return told
+    return found

@@ -10,8 +10,8 @@ The bytes go from the source straight into an arena slot. The slot is taken when
 submitted, and not when a block is queued: what waits evicts nothing. One load serves all who
 wait for the block.
 
-Each source has a breaker (`kvstore.movement.watch`). When it trips, everybody who waits for that
-source is told at once that nothing will come, and until it closes no load of it is begun; the
+Each source has a breaker (`kvstore.movement.watch`). When it trips, all who wait for that
+source are answered at once, with a miss, and until it closes no load of it is begun; the
 other sources go on. What hangs in a thread keeps its slot until it comes back, and is used if
 it is true. A read that failed is tried once more when the block is asked for again; a second
 failure drops the record.
@@ -390,7 +390,7 @@ class Loader:
     # -- trouble --
 
     def give_up(self, source: Source) -> None:
-        """The breaker of a source tripped: nothing comes from it any more, and all who wait are told; many in turn."""
+        """The breaker of a source tripped: all who wait for it are answered, with a miss; many of them in pieces."""
         self._suspects.clear()
         self._residency.background.begin(self._give_up_steps(source))
 

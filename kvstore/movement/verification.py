@@ -2,7 +2,7 @@
 
     adopted ─▶ asked for: at once │ else: a few at a time, in the background ─▶ true: served, and written to NVMe
                                                                             └▶ not: dropped, loaded from NVMe
-    handed out ─▶ a sample, in the background: a stray write of an engine ──────▶ not: dropped, and told
+    handed out ─▶ a sample, in the background: a stray write of an engine ──────▶ not: dropped, and logged
 
 Bytes that an earlier daemon left are believed only after their checksum matched. What engines stored since is handed out
 at once; who maps the arena to write could have overwritten it by mistake, which the sample finds. A block that somebody

@@ -76,16 +76,16 @@ class Waiting:
 
 
 class Prefetch:
-    """Wants a block for nobody in particular: nobody waits for room. told: called with it, or with None. displaces: whether others
-    may leave DRAM for it."""
+    """A block that no request waits for yet. It does not wait for room. done: called with the block, or with None. displaces:
+    whether others may leave DRAM for it."""
 
     displaces = True
 
-    def __init__(self, told: Callable[[Block | None], None] = lambda block: None) -> None:
-        self._told = told
+    def __init__(self, done: Callable[[Block | None], None] = lambda block: None) -> None:
+        self._done = done
 
     def __call__(self, block: Block | None, /) -> None:
-        self._told(block)
+        self._done(block)
 
     @property
     def asker(self) -> object:

@@ -7,7 +7,7 @@
 
 `Policies` is a family: it makes one `Policy` for each size class of each tier and sees every
 request once, so that what it learns is learned once. A policy sees blocks (their parents,
-pins, sizes through the namespace, last use, tiers) and prompts, and never bytes. It is told
+pins, sizes through the namespace, last use, tiers) and prompts, and never bytes. It hears
 what happened and answers with victims, best first. `kvstore replay` and the daemon run the
 same objects.
 """
@@ -35,7 +35,7 @@ class Policy(ABC):
     def may_leave(self, block: Block) -> None:  # noqa: B027 a policy may keep all blocks in its order, pinned or not
         """The block is resident here, has neither pins nor a child here: it could be a victim now.
 
-        Told when it arrives, when its last pin or last child in this tier is gone. Telling
+        Called when it arrives, when its last pin or last child in this tier is gone. Calling
         it twice is harmless.
         """
 

@@ -53,7 +53,7 @@ WAIT_MS_MAX = 60_000
 LABEL_CHARS_MAX = 200
 TRACEPARENT_CHARS = 55  # of W3C Trace Context; what a later version of it has behind them is cut off
 SETTING_CHARS_MAX = 8192
-MODEL_SLABS_TOLD = 1024  # in one answer, or of one commit
+MODEL_SLABS_MAX = 1024  # in one answer, or of one commit
 
 assert HASHES_MAX * HASH_BYTES_MAX <= FRAME_BYTES_MAX, "the largest lookup must fit a frame"
 assert LEASE_HASHES_MAX <= HASHES_MAX, "what can be leased can be looked up"
@@ -321,7 +321,7 @@ class CommitModel(msgspec.Struct, array_like=True, tag=49):
     """All bytes of these slabs are there, with these checksums, joined. Answer: Done."""
 
     label: _Label
-    indexes: Annotated[list[_Slab], Meta(max_length=MODEL_SLABS_TOLD)]
+    indexes: Annotated[list[_Slab], Meta(max_length=MODEL_SLABS_MAX)]
     checksums: bytes
 
 
@@ -508,7 +508,7 @@ class Filled(msgspec.Struct, array_like=True, tag=74):
 
 class ModelSlabs(msgspec.Struct, array_like=True, tag=76):
     """state: whole, filling, verifying, partial. indexes, ready: of the slabs that there are from `start` on, at most
-    MODEL_SLABS_TOLD; their places in `extents`, whose slots are whole slabs. There are none for who may not have them now.
+    MODEL_SLABS_MAX; their places in `extents`, whose slots are whole slabs. There are none for who may not have them now.
     user_lock: the byte that a process locks, shared, in the file of the slabs for as long as it uses the model."""
 
     state: str

@@ -151,7 +151,7 @@ class Eviction:
         self._residency.left_dram(*run, why=why)
 
     def _why_evicted(self, block: Block) -> int:
-        """What a later miss is told if this block leaves DRAM now: why it is not on NVMe at least."""
+        """The reason of a later miss if this block leaves DRAM now: why it is not on NVMe at least."""
         residency = self._residency
         if residency.nvme and not block.where & IN_NVME:
             if residency.quotas and residency.quotas.excess(block.namespace, IN_NVME):

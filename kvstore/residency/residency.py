@@ -55,7 +55,7 @@ class Residency:
         self.namespaces = namespaces
         self.counters = counters
         self.background = Background()
-        self._telling: set[Namespace] = set()  # whose blocks are told that others came or went
+        self._spreading: set[Namespace] = set()  # whose blocks are being updated, because others came or went
         self.evicted = Evicted()
         self.guards = Guards(self.slot_bytes, self.settle, self.background)
         self.expiry = Expiry()
@@ -63,7 +63,7 @@ class Residency:
         self.policies = policies
         self.writes = WriteQueue(self, write_budget)
         self.unverified: OrderedDict[Block, None] = OrderedDict()  # adopted, checksum not yet compared
-        self.journal: Journal | None = None  # of what comes and goes, where anybody is to be told
+        self.journal: Journal | None = None  # of what comes and goes, where KV events are published
         self._dram_policies: dict[int, Policy] = {}  # by slot size
         self._of_namespace: dict[int, Policy] = {}  # the same, found faster
 
@@ -166,7 +166,7 @@ class Residency:
             alone = zip(hashes, [parent, *hashes], slots, strict=False)
             return [self.arrived_in_dram(namespace, [h], above, [slot])[0] for h, above, slot in alone]
         run, spare = forest.arrived_in_turn(namespace, hashes, parent, slots)
-        self._tell_descendants(namespace)
+        self._update_below(namespace)
         self.give_up(namespace, spare)
         if self.expiry:
             for block in run:
@@ -181,7 +181,7 @@ class Residency:
         """An earlier daemon's slot holds this block, stored at that time; not verified yet."""
         block = forest.arrived(namespace, block_hash, parent, IN_DRAM)
         block.put_in(slot)
-        self._tell_descendants(namespace)
+        self._update_below(namespace)
         self.unverified[block] = None
         if self.expiry:
             self.expiry.adopted(block, stored_s)
@@ -193,7 +193,7 @@ class Residency:
         """A known block was read into this slot, which is READY."""
         forest.arrived(block.namespace, block.hash, b"", IN_DRAM)
         block.put_in(slot)
-        self._tell_descendants(block.namespace)
+        self._update_below(block.namespace)
         self._came([block], IN_DRAM)
         self.settle(block)
 
@@ -201,15 +201,15 @@ class Residency:
         """A known block was written to this slot of a device."""
         forest.arrived(block.namespace, block.hash, b"", IN_NVME)
         block.put_on(member.number, slot)
-        self._tell_descendants(block.namespace)
+        self._update_below(block.namespace)
         self._came([block], IN_NVME)
         self.settle(block)
 
     def adopted_on_nvme(self, member: Member, namespace: Namespace, rows: Sequence[AdoptedRow]) -> None:
-        """An earlier daemon's rows. A slot whose block has another one is given back. Policies are told of leaves that
+        """An earlier daemon's rows. A slot whose block has another one is given back. Policies hear of leaves that
         may get children with later rows, too: who chooses a victim looks at it again."""
         filed, ends = forest.load(namespace, rows, member.number)
-        self._tell_descendants(namespace)
+        self._update_below(namespace)
         if self.expiry or None in filed:
             for block, (block_hash, _, slot, stored_s) in zip(filed, rows, strict=True):
                 held = block or namespace.blocks[block_hash]
@@ -222,15 +222,15 @@ class Residency:
             self.journal.came(IN_NVME, [block for block in filed if block is not None])
         self.settle(*ends)
 
-    def _tell_descendants(self, namespace: Namespace) -> None:
-        """What hangs on a block that came or went is told, where that is much: in the background."""
-        if namespace.stale and namespace not in self._telling:
-            self._telling.add(namespace)
-            self.background.begin(self._tell_steps(namespace))
+    def _update_below(self, namespace: Namespace) -> None:
+        """Blocks below one that came or went learn whether they are ROOTED; many of them in the background."""
+        if namespace.stale and namespace not in self._spreading:
+            self._spreading.add(namespace)
+            self.background.begin(self._update_steps(namespace))
 
-    def _tell_steps(self, namespace: Namespace) -> Steps[None]:
+    def _update_steps(self, namespace: Namespace) -> Steps[None]:
         yield from forest.spread_steps(namespace)
-        self._telling.discard(namespace)
+        self._spreading.discard(namespace)
 
     def _came(self, run: Sequence[Block], bit: int) -> None:
         if self.journal is not None:
@@ -289,7 +289,7 @@ class Residency:
         parent, namespace = run[-1].parent, run[0].namespace
         policy.left(run)
         forest.left(run, bit)
-        self._tell_descendants(namespace)
+        self._update_below(namespace)
         if self.journal is not None:
             self.journal.left(bit, run)
         self.quotas.used(namespace, bit, -len(run))

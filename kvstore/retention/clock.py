@@ -35,7 +35,7 @@ class Clock:
 
 
 def boot_id() -> str:
-    """What tells this boot of the machine from all others; "" where that cannot be had."""
+    """The identity of this boot of the machine; "" where there is none."""
     try:
         return _BOOT_ID.read_text().strip()
     except (OSError, ValueError):

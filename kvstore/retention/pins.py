@@ -120,7 +120,7 @@ class _Space:
 
 
 class Guards:
-    """Pins in effect. `slot_bytes` of a namespace in a tier; `settle` is told of blocks that may leave again."""
+    """Pins in effect. `slot_bytes` of a namespace in a tier; `settle` is called with blocks that may leave again."""
 
     def __init__(
         self,
@@ -293,8 +293,8 @@ class Guards:
                 for marked in chain.some(start, STEP_BLOCKS):
                     marks.add(marked, 1)
                 yield []
-        for told, known in zip(space.marks.parts, marks.parts, strict=True):
-            if told != known:
+        for kept, known in zip(space.marks.parts, marks.parts, strict=True):
+            if kept != known:
                 problems.append(f"pins: namespace {digest.hex()}: marks and chains disagree")
                 break
             known.clear()  # a part in each piece: all of them at once take long

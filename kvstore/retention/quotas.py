@@ -47,7 +47,7 @@ class Holder:
         return 0 if limit is None else max(0, self.used[bit] + more_bytes - limit)
 
     def may_leave(self, block: Block) -> None:
-        """The block may have become displaceable. Telling it twice is harmless."""
+        """The block may have become displaceable. A second call is harmless."""
         for coldest in self.coldest:
             if coldest is not None and coldest.is_leaf(block, block.stretch):
                 coldest.may_leave(block)

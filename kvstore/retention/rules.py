@@ -9,7 +9,7 @@ sync, rename, sync the directory), and only then it takes effect and the command
 So what was acknowledged survives `kill -9`, and a command that could not be saved changed
 nothing. A file that cannot be read is put aside, with a warning; the daemon starts without rules.
 
-No book is larger than what can be read back, and told in one answer: `Book.require_fitting`, before a
+No book is larger than what can be read back, and reported in one answer: `Book.require_fitting`, before a
 book is written and after it was read.
 
 What the rules do is in `kvstore.retention.pins` (pins), `kvstore.retention.expiry` (TTLs), `kvstore.retention.quotas`.
@@ -109,7 +109,7 @@ class Book(msgspec.Struct, frozen=True):
         return [*self.pins, *self.ttls, *self.quotas]
 
     def require_fitting(self) -> None:
-        """Raises LimitExceeded when all rules together could not be read back, or not be told."""
+        """Raises LimitExceeded when all rules together could not be read back, or not be reported."""
         size = sum(map(rule_bytes, self.rules()))
         if size > RULES_BYTES_MAX:
             raise LimitExceeded(
@@ -137,7 +137,7 @@ class Book(msgspec.Struct, frozen=True):
         known = getattr(self, shelf)
         others = tuple(other for other in known if other.about != rule.about)
         if len(others) == len(known):
-            raise NotFound(f"no {shelf[:-1]} is set for {told(rule)}; `kvstore retention` lists all")
+            raise NotFound(f"no {shelf[:-1]} is set for {subject(rule)}; `kvstore retention` lists all")
         return msgspec.structs.replace(self, **{shelf: others})
 
 
@@ -155,7 +155,7 @@ def _shelf_of(rule: Rule) -> str:
     return {Pin: "pins", Ttl: "ttls", Quota: "quotas"}[type(rule)]
 
 
-def told(rule: Rule) -> str:
+def subject(rule: Rule) -> str:
     """What a rule is about, in words."""
     if isinstance(rule, (Ttl, Quota)) and rule.tenant is not None:
         return f"tenant {rule.tenant!r}"

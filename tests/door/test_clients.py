@@ -89,7 +89,7 @@ class Slow:
         self.answers.append(answer)
 
     def why(self) -> dict[str, Any]:
-        told = self.api.slow.told(self.now_s, self.api.limits.slow_s)
+        told = self.api.slow.report(self.now_s, self.api.limits.slow_s)
         return dict(told["slow"][0])
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ def test_what_waited_for_its_turn_says_so(daemon: Daemon) -> None:
         register = frames.Register(b"t" * 16, RECORD_BYTES, 32, 16, {"model": "m", "tenant": "t"})
         slow.caller.serve(register, 99.95)
         number = slow.answers.pop().namespace  # type: ignore[union-attr]
-        assert slow.api.slow.told(slow.now_s, 0.1)["slow"] == []
+        assert slow.api.slow.report(slow.now_s, 0.1)["slow"] == []
         slow.api.limits = slow.api.limits._replace(slow_s=0.04)
         slow.caller.serve(frames.Ping(), 99.0)
         assert (slow.why()["why"], slow.why()["waited_s"], slow.why()["request"]) == ("turn", 1.0, "ping")

@@ -212,7 +212,7 @@ def test_loads_are_counted_by_source(daemon: Daemon) -> None:
 
 def test_many_slabs_come_in_several_answers(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of more slabs than an answer tells is mapped whole."""
-    monkeypatch.setattr(frames, "MODEL_SLABS_TOLD", 2)
+    monkeypatch.setattr(frames, "MODEL_SLABS_MAX", 2)
     bring(daemon)
     assert state(daemon)[0]["bytes"] > 2 * SLAB_BYTES
     with models.attach("random", "r1", daemon.socket_path) as model:

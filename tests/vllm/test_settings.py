@@ -164,12 +164,12 @@ def test_a_daemon_that_is_back_is_said_to_be(monkeypatch: pytest.MonkeyPatch) ->
 def test_gauges_are_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gauge is told when it changes and with all that is told, and is not added up."""
     tally = Tally()
-    tally.tell("connected", 1)
+    tally.set("connected", 1)
     one = tally.take()
     assert one is not None and one.data == {"connected": 1} and not one.is_empty()
-    tally.tell("connected", 1)
+    tally.set("connected", 1)
     assert tally.take() is None
-    tally.tell("connected", 0)
+    tally.set("connected", 0)
     tally.add("lookups", 2)
     two = tally.take()
     assert two is not None
@@ -203,7 +203,7 @@ def test_every_count_has_a_meaning_and_a_counter() -> None:
     source = "".join(path.read_text() for path in Path(connectors.__path__[0]).rglob("*.py"))
     counted = set(re.findall(r'_(?:tally\.add|count)\(\s*(?:tracked, )?"(\w+)"', source))
     assert counted <= set(MEANINGS) and len(counted) > 10
-    assert set(re.findall(r'_tally\.tell\(\s*"(\w+)"', source)) == set(GAUGES)
+    assert set(re.findall(r'_tally\.set\(\s*"(\w+)"', source)) == set(GAUGES)
     seen: dict[str, float] = {}
 
     class Counter:

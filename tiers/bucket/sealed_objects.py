@@ -6,7 +6,7 @@ Everything above sees the same names, contents and sizes as without a key. Packs
 they are read in parts, and whoever reads them verifies each part (tiers/bucket/seals.py).
 
 What cannot be opened is damaged, for everybody: it costs itself and nothing else. What says that it is sealed with a key that is
-not in the file is refused: nobody deletes it, for the file may lack a key. Each name is told once in the log.
+not in the file is refused: nobody deletes it, for the file may lack a key. Each name is logged once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEALED_MAGIC: Final = b"KVSEAL1\n"
 SEAL_BYTES: Final = len(SEALED_MAGIC) + KEY_ID_BYTES + TAG_BYTES + 1  # more than the content
 IN_PARTS: Final = ("packs/", "models/chunks/")  # verified by whoever reads them
 INLINE_BYTES_MAX: Final = 2 * MIB  # sealed and opened by the loop itself, in 2 ms
-NAMES_TOLD_MAX: Final = 4096  # then they are told again
+NAMES_LOGGED_MAX: Final = 4096  # then they are logged again
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class SealedObjects(Objects):
         self.seals = self._seals = seals
         self._objects = objects
         self._region = region
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
         if not name.startswith(IN_PARTS):
@@ -119,10 +119,10 @@ class SealedObjects(Objects):
 
     def _note(self, name: str, why: Unsealed) -> None:
         self.untrusted += 1
-        if name not in self._told:
-            if len(self._told) >= NAMES_TOLD_MAX:
-                self._told.clear()
-            self._told.add(name)
+        if name not in self._logged:
+            if len(self._logged) >= NAMES_LOGGED_MAX:
+                self._logged.clear()
+            self._logged.add(name)
             log.warning("%s: %s: not believed: %s", self.where, name, why)
 
 

@@ -338,7 +338,7 @@ class Arena:
             left = self._back_these(left, stop, touch, progress)
             if not left and warned:
                 _log.info("arena %s: all of its slabs have their memory now", self.path)
-            if not left or self._is_told_to_stop(stop, 0):
+            if not left or self._must_stop(stop, 0):
                 return not left
             if not warned:
                 _log.warning(
@@ -348,7 +348,7 @@ class Arena:
                     format_bytes(self.capacity_bytes),
                 )
                 warned = True
-            if self._is_told_to_stop(stop, ARENA_RETRY_S):
+            if self._must_stop(stop, ARENA_RETRY_S):
                 return False
 
     def _back_these(
@@ -358,13 +358,13 @@ class Arena:
         touch: bool,
         progress: Callable[[int, int], None] | None,
     ) -> list[int]:
-        """Back these slabs until told to stop or memory runs out; returns those that are left."""
+        """Back these slabs until `stop` is set or memory runs out; returns those that are left."""
         unbacked = self._unbacked
         for at, slab in enumerate(slabs):
             if not (slab in unbacked or touch):
                 continue
             with self._backing:
-                if self._is_told_to_stop(stop, 0) or not self._back_slab(slab, touch):
+                if self._must_stop(stop, 0) or not self._back_slab(slab, touch):
                     return slabs[at:]
             if slab in unbacked:
                 unbacked.remove(slab)
@@ -402,7 +402,7 @@ class Arena:
             self._unbacked.remove(slab)
             self._pool.add_slab(slab)
 
-    def _is_told_to_stop(self, stop: threading.Event, within_s: float) -> bool:
+    def _must_stop(self, stop: threading.Event, within_s: float) -> bool:
         """Whether this is the end, or is within that time."""
         end_s = time.monotonic() + within_s
         while not (stop.is_set() or self._closing.is_set()):

@@ -257,7 +257,7 @@ def _tagged(header: PackHeader, stored: Sequence[Bytes], seals: Seals | None) ->
 
 
 def _truth(header: PackHeader, seals: Seals | None) -> IsTrue | None:
-    """Tells whether records are those that were put, whoever has the bucket in hands; None where that cannot be known. Without a
+    """Whether records are those that were put, even where an attacker can write to the bucket; None where that cannot be known. Without a
     key every one is taken for true: a checksum finds accidents."""
     if seals is None:
         return lambda index, stored: True

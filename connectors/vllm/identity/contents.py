@@ -37,7 +37,7 @@ _NUMBERED = re.compile(r"renderer\d+-mm-\d+-.*")
 
 
 class Unnamed(Exception):
-    """Blocks of this request cannot be told from those of others; the message says why."""
+    """Blocks of this request cannot be distinguished from those of others; the message says why."""
 
 
 class Mark(NamedTuple):

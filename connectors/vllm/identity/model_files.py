@@ -118,7 +118,7 @@ def _quantisation_files(model_config: Any, directory: Path) -> list[Path]:
 
 
 def elsewhere(models: Iterable[Any]) -> str:
-    """Why the files of an engine's model do not tell what these models, as a rank has them, compute with; or empty.
+    """Why the files of an engine's model do not decide what these models, as a rank has them, compute with; or empty.
     Raises OSError."""
     for model in models:
         if getattr(model, "secondary_weights", ()):

@@ -32,7 +32,7 @@ _SHORT = frozenset({"model", "seed", "revision", "tokenizer"})  # words that sta
 
 
 class ModelSources:
-    """Of the model of this ModelConfig. opaque: what it reads cannot be told."""
+    """Of the model of this ModelConfig. opaque: what it reads is not known."""
 
     def __init__(self, model_config: Any) -> None:
         self._config = model_config

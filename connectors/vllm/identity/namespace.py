@@ -49,7 +49,7 @@ LABELS = frozenset({"model", "revision"})
 def space_spec(
     fields: Mapping[str, str], column_bytes: Sequence[int], block_tokens: int
 ) -> tuple[bytes, dict[str, str]]:
-    """The digest that names the namespace of these fields, and all that it is of, as people are told it. Equal
+    """The digest that names the namespace of these fields, and all that it is of, as people read it. Equal
     fields, in any order and with any labels, give equal digests."""
     sizes = {"column bytes": _short(str(list(column_bytes))), "record bytes": str(sum(column_bytes))}
     exact = {**fields, **sizes, "block tokens": str(block_tokens)}
@@ -122,7 +122,7 @@ def configured_fields(vllm_config: Any) -> dict[str, str]:
 
 
 def model_fields(vllm_config: Any) -> dict[str, str]:
-    """What the model is called. An engine that loads other weights from files is told so here too, where its workers
+    """What the model is called. An engine that loads other weights from files learns so here too, where its workers
     share its process: for a name that stays, ask at the start."""
     model = vllm_config.model_config
     return {"model": _short(model_name(model.model)), "revision": _short(str(model.revision))}

@@ -47,7 +47,7 @@ class Settings:
         self._wanted = loaded.config  # as the layers said when they were read last
         self.refusal = ""  # why they changed nothing then
 
-    def told(self, name: str) -> list[dict[str, Any]]:
+    def shown(self, name: str) -> list[dict[str, Any]]:
         """What `kvstore config get` tells of one key, of a section, or ("") of all. Raises BadRequest."""
         known = list(keys())
         chosen = [key for key in known if not name or key == name or key.startswith(f"{name}.")]
@@ -68,7 +68,7 @@ class Settings:
         """Another value from now on; what `kvstore config set` tells of it. Raises BadRequest, with nothing changed."""
         if key not in keys():
             raise BadRequest(f"unknown key {key}: {nearest(key, list(keys()))}")
-        (before,) = self.told(key)
+        (before,) = self.shown(key)
         if key not in CHANGEABLE:
             raise BadRequest(
                 f"{key}: another value needs a restart: write it to {self._place()} "

@@ -10,7 +10,7 @@ requests, not seconds, and a trace that is replayed at another speed is the same
 A kind is what all blocks of one request have in common: how often they were used (uses long
 ago count less), the turn of the conversation, the size of the prompt; the last blocks of prompts are
 kinds of their own (partly filled ones never come back, and this is how it is noticed). Tried, and no
-better: an experience of its own for each of the largest applications, told by their first block.
+better: an experience of its own for each of the largest applications, known by their first block.
 
 From used/risk follows the chance of reuse at every age, and from that the *density* of a block of
 that age: the best, over all times one could still keep it, of
@@ -48,7 +48,7 @@ from kvstore.policies.learned.ghosts import Ghosts
 from tiers.base import NAMESPACE_BYTES
 
 REUSE_AGE_MIN = 16  # blocks asked for since the last use; all ages below are one
-REUSE_AGES_PER_DOUBLING = 2  # ages that are told apart between one age and its double
+REUSE_AGES_PER_DOUBLING = 2  # ages that are counted apart between one age and its double
 REUSE_AGE_MAX = 1 << 30  # everything older is of one age
 REUSE_GHOSTS_SHARE = 16  # one block is remembered for this many that are held
 REUSE_USES_FADE = 24.0  # uses count half when the whole cache was asked for so many times since
@@ -61,7 +61,7 @@ REUSE_COUNT_ALL_MAX = 131_072  # blocks held; with more, one request of two, of 
 REUSE_COUNTED_MAX = 1e6  # relatives are compared when all counts have doubled, or grew by so many
 REUSE_GROWN_SHARE = 4  # a kind's counts are looked at when they grew by one in so many
 REUSE_AGE_EVERY = 4  # requests between two looks at what grew older
-require(REUSE_AGE_MIN < REUSE_AGE_MAX and REUSE_AGES_PER_DOUBLING >= 1, "there are ages to tell apart")
+require(REUSE_AGE_MIN < REUSE_AGE_MAX and REUSE_AGES_PER_DOUBLING >= 1, "there is more than one age")
 require(REUSE_PRIOR_CHANCE * REUSE_PRIOR_FIRST_AGE < 1, "a chance is at most one")
 
 
@@ -86,7 +86,7 @@ _UNKNOWN = array("d", [-1.0]) * AGES  # densities that are not worked out
 TURN_GROUPS, SIZE_GROUPS = 6, 7
 _USES_GROUP = [0, 0, 1, 2, 2, 3, 3, 3, 3] + [4] * 8 + [5] * 16 + [6] * 32  # 1, 2, 3–4, 5–8, …, more
 USES_GROUPS = 8
-USES_WITH_DETAIL = 4  # groups of uses that are told apart by turn and size, too
+USES_WITH_DETAIL = 4  # groups of uses that are counted by turn and size, too
 _PLAIN = USES_WITH_DETAIL * TURN_GROUPS * SIZE_GROUPS  # the first kind without
 _LAST = _PLAIN + USES_GROUPS - USES_WITH_DETAIL  # the first kind of last blocks
 KINDS = _LAST + USES_GROUPS

@@ -30,7 +30,7 @@ from kvstore.policies.learned.hazard import UNKNOWN
 REUSE_PICK_EVERY = 32  # victims taken from one kind before others are compared again, at least
 REUSE_STALE_ENTRIES_MIN = 256  # outdated entries of a queue that are not worth a clean-up
 REUSE_SWEEP_LOOKS = 4  # entries looked at with each that comes, while there is a clean-up
-REUSE_SWEEP_SEEN_MAX = 4096  # items of one use that are told apart meanwhile
+REUSE_SWEEP_SEEN_MAX = 4096  # items of one use that are counted one by one meanwhile
 REUSE_FRONT_MAX = 64  # entries at the front of a queue that are older than all others
 # Outdated entries thrown away at the front of a queue before the next queue is asked.
 REUSE_STALE_LOOKS = 256

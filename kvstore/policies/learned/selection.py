@@ -165,7 +165,7 @@ class Contest:
         self._due: deque[tuple[list[Use], float]] = deque()  # to be played; the share of all blocks held then
         self._prompt: Prompt | None = None  # the request under way, which comes in pieces: …
         self._used: list[Use] = []
-        self._refused: list[Use] = []  # … these are told first, and are behind the others
+        self._refused: list[Use] = []  # … these are counted first, and are behind the others
 
     def saw(self, prompt: Prompt, used: list[Use], refused: list[Use], held: int) -> Steps[None] | None:
         """A piece of a request. `held`: how many blocks the tiers hold. Returns what is to be learned from requests that

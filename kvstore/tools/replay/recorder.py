@@ -1,4 +1,4 @@
-"""Recorder: requests as a daemon tells them become lines of a trace, which `kvstore.tools.replay.trace` reads.
+"""Recorder: requests, as a daemon answers them, become lines of a trace, which `kvstore.tools.replay.trace` reads.
 
     Recorded ─▶ take ─▶ held, until its output has come ─▶ one line, in the order of asking ─▶ file
                  │
@@ -102,7 +102,7 @@ class Recorder:
         return len(self._ids)
 
     def take(self, recorded: Recorded, now_s: float) -> None:
-        """What the daemon has told. Writes what is ready. Raises OSError."""
+        """What the daemon has answered. Writes what is ready. Raises OSError."""
         if self._ahead_s is None:
             self._ahead_s = now_s - recorded.now_s
         for asked in recorded.requests:
