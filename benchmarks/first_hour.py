@@ -38,7 +38,7 @@ LOG_CHARS = 2000
 PROMPTS = 4
 ANSWER_TOKENS = 8
 TRANSFER = {"kv_connector": "KVStoreConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
-QUIET = {  # vLLM on a machine of few cores, and without asking anybody for anything
+QUIET = {  # vLLM on a machine of few cores, and without network
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",

@@ -18,7 +18,7 @@ B saves in the background of a batch competes with the batch for the cores.
 
     python -m benchmarks.miss_overhead [--pairs 120] [--threads 1] [--two-processes] [--control] [-o json]
 
-Beside the clock stands the CPU time of the engines' own threads: what the connector does on
+Besides the clock the report has the CPU time of the engines' own threads: what the connector does on
 them, without what other processes took from the cores meanwhile, and without waiting.
 
 --threads: cores that each engine computes with. With one of two cores the other is left for

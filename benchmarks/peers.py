@@ -1,4 +1,4 @@
-"""Ours beside vLLM's own offloading and LMCache: the same model, the same prompts, the same bytes, in one run.
+"""Compares ours with vLLM's own offloading and LMCache: the same model, the same prompts, the same bytes, in one run.
 
     a prompt P, new    A   each engine computes P and stores it
                        B   the engine forgets it and is asked again: from its store, in turning order

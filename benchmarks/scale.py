@@ -81,7 +81,7 @@ def following(nodes: int, load: Load, writes: bool = True) -> Requests:
 
 def listing(nodes: int, load: Load, writes: bool = True) -> Requests:
     """What the keeper does in addition, for all: writers' heads, folders, news, and that it is alive. It listens to the bell instead of
-    reading news, and while nobody writes, heads wait for it, too. When somebody looks closer, all writers are asked."""
+    reading news, and while there is no writer, heads wait for it, too. A closer look asks all writers."""
     pages, looks = math.ceil(nodes / LIST_NAMES), 1 / interval_s(nodes)
     beats_s = (
         math.ceil((BEAT_INTERVAL_S - NEWS_INTERVAL_S) / (PAUSE_SHARE * NEWS_INTERVAL_S))
@@ -210,7 +210,7 @@ def rows(load: Load) -> Iterator[tuple[str, list[str]]]:
             ],
         )
     yield (
-        "news reaches everybody within",
+        "news reaches all nodes within",
         [
             f"{announce_interval_s(n) + 1.2 * interval_s(n) + NEWS_INTERVAL_S + 1.2 * (interval_s(n) - POLL_INTERVAL_S):.0f} s"
             for n in NODES

@@ -1,9 +1,9 @@
-"""Made-up traffic with a seed: what a policy must be good at, beside recorded traces.
+"""Made-up traffic with a seed: what a policy must be good at, besides recorded traces.
 
     sessions (generators) ──▶ World: a heap by time ──▶ requests: (timestamp, tokens, chained block hashes)
 
-Every shape draws its own parameters from its seed (lengths, pauses, how often somebody
-comes back), so that two seeds are two services and not two samples of one:
+Every shape draws its own parameters from its seed (lengths, pauses, how often users
+come back), so that two seeds are two services and not two samples of one:
 
 * chat    conversations behind a few system prompts; people pause between turns
 * agents  long shared prefixes, many quick steps, some of them forks
@@ -16,8 +16,8 @@ comes back), so that two seeds are two services and not two samples of one:
 * bursts  chat whose people arrive in waves
 * popular prompts of every length asked again and again, some more often, nobody in conversation
 * drift   the same, and what is popular changes
-* loop    documents in a circle larger than most caches, beside some chat
-* giant   one prompt of hundreds of blocks behind which everybody asks a little
+* loop    documents in a circle larger than most caches, and some chat
+* giant   one prompt of hundreds of blocks that all requests begin with
 
 and of each of chat, agents, mix and shift one with another clock: `still` (all at once),
 `coarse` (logged by the half-minute), `fast` and `slow` (100 times).
@@ -90,7 +90,7 @@ class World:
         heapq.heappush(self._sessions, (self.now_s + pause_s, next(self._order), session))
 
     def stop(self) -> None:
-        """Everybody leaves: what follows is other traffic."""
+        """All users leave: what follows is other traffic."""
         self._sessions.clear()
 
     def run(self, blocks_max: int) -> Iterator[Request]:
@@ -305,7 +305,7 @@ def mix(world: World) -> None:
 
 
 def bursts(world: World) -> None:
-    """Chat in waves: everybody comes at once, and then hardly anybody."""
+    """Chat in waves: many users come at once, and then hardly any."""
     rng = world.random
     systems = world.prefixes(rng.randint(1, 20), rng.uniform(300, 6000), 0.8)
     calm, busy = rng.uniform(0.1, 0.5), rng.uniform(5.0, 15.0)
@@ -332,7 +332,7 @@ def bursts(world: World) -> None:
 
 
 def loop(world: World) -> None:
-    """Documents in a circle: whoever is used longest ago comes next."""
+    """Documents in a circle: the one used longest ago comes next."""
     rng = world.random
     if rng.random() < 0.7:
         chat(world)
@@ -348,7 +348,7 @@ def loop(world: World) -> None:
 
 
 def giant(world: World) -> None:
-    """Everybody behind the same huge prompt."""
+    """All requests begin with the same huge prompt."""
     rng = world.random
     head = world.prefixes(1, rng.uniform(50_000, 300_000), 0.1)[0]
     second, stay = rng.uniform(0.2, 0.8), rng.uniform(0.2, 0.8)

@@ -9,7 +9,7 @@ So ranks can hash their columns apart. How records are cut is described by packe
 equal, stages may differ. b"" is one column: the whole record.
 
 Chosen for speed (30 GB/s and more on one core, several times blake3): it finds accidents,
-it is no defence against somebody who forges bytes. Releases the GIL for large buffers.
+it is no defence against forged bytes. Releases the GIL for large buffers.
 Light on purpose: the client imports this inside inference engines.
 """
 

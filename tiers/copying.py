@@ -13,7 +13,7 @@ not rather use. The helper is started once and sleeps in between. Hashing a piec
 after it was copied reads it from cache, so that the checksum costs little.
 
 The bytes that are hashed are those of the destination: what is stored is what is summed,
-even if somebody changes the source meanwhile.
+even if the source changes meanwhile.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class TierError(Exception):
 
 
 class OpenError(TierError):
-    """The tier's storage cannot be opened. heals: it may open later, without anybody changing a setting."""
+    """The tier's storage cannot be opened. heals: it may open later, without a change of settings."""
 
     heals = True
 

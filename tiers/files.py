@@ -2,7 +2,7 @@
 
     new NAME.tmp ─▶ write ─▶ sync ─▶ rename to NAME ─▶ sync the directory
 
-The temporary file is always a new one: a link that somebody planted under its name is
+The temporary file is always a new one: a link that was planted under its name is
 removed, not followed. Mode 0600, whatever the umask, unless others may read it.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     """On disk when this returns. One writer at a time; blocks on the disk. Raises OSError."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)  # what a kill left, or somebody planted
+    temporary.unlink(missing_ok=True)  # what a kill left, or was planted
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         with open(fd, "wb") as file:

@@ -5,7 +5,7 @@ by `kill -9`; that is how a dead process is known from a slow one. Locks lie bey
 of the file, so they need no storage: byte `LOCK_BASE + owner`.
 
 A descriptor that was inherited or passed over a socket shares its locks with the sender.
-Whoever wants locks of its own opens the file anew, for example through /proc/self/fd/N.
+A process that wants locks of its own opens the file anew, for example through /proc/self/fd/N.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What parsers raise: everything that bytes from outside can make them raise is one kind of failure.
 
 msgspec raises its own errors for what does not fit, and Python's for nesting without end, text that is none, numbers that
-are too large and memory that is not there. Whoever parses catches all of them, once, and says `Damaged` or what it calls it.
+are too large and memory that is not there. A reader catches all of them, once, and raises an error of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Files that somebody names, and small files of our own: one reader, whatever lies there.
+"""Reads files that users name, and small files of our own: one reader, one kind of error, whatever lies there.
 
     open ─▶ is it a file? ─▶ so many bytes at most ─▶ UTF-8, with or without a byte order mark ─▶ JSON, TOML
 
-Nothing is waited for (a FIFO, a terminal), nothing is read without end (/dev/zero, somebody's disk image), and whatever a
+Nothing is waited for (a FIFO, a terminal), nothing is read without end (/dev/zero, a disk image), and whatever a
 parser thinks of what it gets, there is one error: `Unreadable`. What that costs is for the caller to say.
 """
 
@@ -32,7 +32,7 @@ class Unreadable(Exception):
 
 
 def read_bytes(path: Path, bytes_max: int, follow: bool = True, may_wait: bool = False) -> bytes:
-    """All of a file of at most so many bytes. follow: a link. may_wait: for whoever writes into a FIFO, as a shell's <( )
+    """All of a file of at most so many bytes. follow: a link. may_wait: for a writer into a FIFO, as a shell's <( )
     is one. Raises Unreadable."""
     try:
         flags = os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC | (0 if may_wait else os.O_NONBLOCK)

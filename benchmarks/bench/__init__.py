@@ -1,4 +1,4 @@
-"""What developers watch of the node and of regions, beside the parts of `kvstore bench`: `python -m benchmarks`.
+"""What developers watch of the node and of regions, besides the parts of `kvstore bench`: `python -m benchmarks`.
 
 policy ─┬─ timed     the policy's calls by themselves      ranks     eight ranks through the engine
         ├─ holds     the slowest turn of the event loop    restart   starts over a million rows

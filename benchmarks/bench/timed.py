@@ -14,19 +14,19 @@ from typing import Any
 
 from kvstore.policies.base import Policies
 
-OF_A_FAMILY = ("observe", "refused", "worth", "forgotten")
+OF_POLICIES = ("observe", "refused", "worth", "forgotten")
 OF_A_POLICY = ("touched", "may_leave", "left", "admits", "is_choosy", "victims", "together", "coldest_s")
 
 
 class Timed(Policies):
-    """A family, and how long its calls took so far: `spent_s`."""
+    """Policies, and how long their calls took so far: `spent_s`."""
 
-    def __init__(self, family: Policies) -> None:
-        super().__init__(lambda bit: self._around(SimpleNamespace(), family.make(bit), OF_A_POLICY))
+    def __init__(self, policies: Policies) -> None:
+        super().__init__(lambda bit: self._around(SimpleNamespace(), policies.make(bit), OF_A_POLICY))
         self.spent_s = 0.0
         self._is_running = False
         self._timed: list[tuple[Any, object, Sequence[str]]] = []
-        self._around(self, family, OF_A_FAMILY)
+        self._around(self, policies, OF_POLICIES)
 
     def run_clock(self, is_running: bool) -> None:
         """Start the clock, or stop it."""

@@ -21,7 +21,7 @@ class Column(NamedTuple):
 
 
 class Adapter(NamedTuple):
-    """What requests are computed with beside the model: the number it has in the engine, and what each rank has loaded
+    """What requests are computed with besides the model: the number it has in the engine, and what each rank has loaded
     under it."""
 
     number: int

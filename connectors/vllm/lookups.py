@@ -143,7 +143,7 @@ class Lookups:
 
 
 def traceparent(request: Any) -> str:
-    """The trace that a request is part of: what came with it over HTTP, from whoever. vLLM passes it on where it exports
+    """The trace that a request is part of: what came with it over HTTP, from any client. vLLM passes it on where it exports
     traces itself."""
     found = (getattr(request, "trace_headers", None) or {}).get("traceparent", "")
     return found if isinstance(found, str) else ""

@@ -1,4 +1,4 @@
-"""Patience: how long a request waits for blocks that somebody is storing right now, instead of computing them.
+"""Patience: how long a request waits for blocks that another engine is storing right now, instead of computing them.
 
     tokens  │ engine's own │ hit │ being written │ promised │ computed in any case │
                                  ╰── asked about again, every WRITING_PAUSE_S ──╯

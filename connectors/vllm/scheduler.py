@@ -571,7 +571,7 @@ class SchedulerHalf:
         return True
 
     def promise(self, request: Any) -> dict[str, Any] | None:
-        """`kv_transfer_params` for whoever goes on with a finished request: how much of it is stored, or about to be."""
+        """`kv_transfer_params` for the worker that goes on with a finished request: how much of it is stored, or about to be."""
         plan, tracked = self._spaces.plan, self._requests.get(request.request_id)
         if plan is None or tracked is None or not wants_promise(request.kv_transfer_params):
             return None

@@ -16,7 +16,7 @@ KEY = "kvstore"
 
 
 def wants_promise(params: Any) -> bool:
-    """Whether somebody will go on with the request elsewhere: a decode worker, or the next turn's prefill worker."""
+    """Whether the request goes on elsewhere: at a decode worker, or at the next turn's prefill worker."""
     return isinstance(params, dict) and bool(params.get("do_remote_decode") or KEY in params)
 
 
@@ -35,5 +35,5 @@ def promised_tokens(params: Any, daemon: str) -> int:
 
 
 def another_brings_it(params: Any) -> bool:
-    """Whether a connector beside us, such as NIXL's, fetches the prompt from the prefill worker."""
+    """Whether another connector, such as NIXL's, fetches the prompt from the prefill worker."""
     return isinstance(params, dict) and bool(params.get("do_remote_prefill"))

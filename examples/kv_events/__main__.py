@@ -3,7 +3,7 @@
     kvstore serve --set events.endpoint=tcp://127.0.0.1:5557 --set events.replay_endpoint=tcp://127.0.0.1:5558 &
     python -m examples.kv_events tcp://127.0.0.1:5557 tcp://127.0.0.1:5558
 
-Whoever comes late, or misses messages, asks for what it lacks: the state is exact whenever a line is printed.
+A subscriber that comes late, or misses messages, asks for what it lacks: the state is exact whenever a line is printed.
 docs/events.md has the protocol, which is that of vLLM's own KV events.
 """
 

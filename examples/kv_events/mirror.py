@@ -140,7 +140,7 @@ class Mirror:
 
 
 def tier_and_namespace(ownership: str) -> tuple[str, str]:
-    """Of an event of ours. Raises ValueError for one of somebody else."""
+    """Of an event of ours. Raises ValueError for one of another publisher."""
     owner, tier, digest, _ = [*ownership.split("/", 3), "", "", ""][:4]
     if owner != OWNER or tier not in TIERS.values() or not digest:
         raise ValueError(f"ownership {ownership!r}: not of a kvstore daemon")

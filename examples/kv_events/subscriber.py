@@ -24,7 +24,7 @@ RETRY_S = 0.5  # between two asks that brought nothing
 SILENT_BEATS = 3.0
 STEP_MESSAGES = 1000  # of each socket, taken in one step
 RECEIVE_QUEUE_MESSAGES = 10_000
-HANDSHAKE_MS = 5000  # with whoever accepts a connection
+HANDSHAKE_MS = 5000  # with the peer that accepts a connection
 ALIVE_IDLE_S, ALIVE_PROBES = 5, 3  # of TCP: a host that is gone without a word is connected to anew
 
 

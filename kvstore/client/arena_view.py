@@ -4,8 +4,8 @@
                              │              one in a process, for all clients
                              └─ OwnerLock   a file of our own, while a write lease is open
 
-The mapping lives as long as a client or a lease refers to it. Whoever only loads gets a
-descriptor that maps read-only: a stray write of that process cannot change what others are served.
+The mapping lives as long as a client or a lease refers to it. A process that only loads gets a
+descriptor that maps read-only: a stray write of it cannot change what others are served.
 
 Why the lock: a client that the daemon gave up may still be copying into a slot. The daemon
 raises the slot's generation, and does not hand it out before the lock is gone. So a client takes
@@ -199,7 +199,7 @@ class OwnerLock:
                 raise
 
     def enter(self) -> None:
-        """A write lease opens; look at its generations after this. Raises OSError where somebody else has the byte."""
+        """A write lease opens; look at its generations after this. Raises OSError where another process has the byte."""
         with self._guard:
             if self._fd < 0:
                 raise OSError(errno.EBADF, "the connection was lost")
@@ -229,7 +229,7 @@ class OwnerLock:
     def _set(self, kind: int) -> None:
         if self._shared_fd >= 0:
             shared = fcntl.F_RDLCK if kind == fcntl.F_WRLCK else fcntl.F_UNLCK
-            with contextlib.suppress(OSError):  # somebody else has it: then it is locked, as it is to be
+            with contextlib.suppress(OSError):  # another process has it: then it is locked, as it is to be
                 fcntl.fcntl(self._shared_fd, fcntl.F_OFD_SETLK, _flock(shared, self._shared_byte))
         fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _flock(kind, self._byte))
 

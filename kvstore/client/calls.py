@@ -42,8 +42,8 @@ HASHES_MAX, LEASE_HASHES_MAX = 65536, 512  # likewise
 
 
 class Leading(int):
-    """How many leading blocks there are. writing: behind those, blocks that somebody is writing right now, or that are held
-    behind such ones; who asks again will find them, unless their writer gives up. At most 4,096 are counted."""
+    """How many leading blocks there are. writing: behind those, blocks that are being written right now, or that are held
+    behind such ones; a later lookup finds them, unless their writer gives up. At most 4,096 are counted."""
 
     writing: int = 0  # of the class: nearly always, so that an answer costs no more than its number
 
@@ -132,7 +132,7 @@ class Calls(Looking):
     def unregister(self, namespace: Namespace, end: bool = False) -> None:
         """This client does not use the namespace any more; used again, it is registered again.
 
-        end: nobody ever will: it is unknown to everybody at once, and its blocks are dropped soon.
+        end: no client ever will: it is unknown to all at once, and its blocks are dropped soon.
         For an epoch that is over.
         """
 

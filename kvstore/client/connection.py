@@ -7,7 +7,7 @@ stream is unknown, so the connection is closed and never used again.
 
 Whatever listens on the socket could claim to be the daemon, and hand out KV of its own making.
 So its user must be ours or root, as the kernel saw it when it began to listen. Only root's
-tools, which take nothing from the arena, may ask anybody's daemon.
+tools, which take nothing from the arena, may ask any user's daemon.
 
 Not thread-safe, `owe` aside: the client locks. Imported with the first call and not with the client,
 because msgspec and logging cost more to import than everything else together.

@@ -7,8 +7,8 @@ A lease belongs to the connection it was made on. When that connection is lost t
 takes the slots back: a commit then raises Unavailable, and `valid()` shows a reader whether
 the bytes it copied were still the right ones. A write lease must always be closed (commit,
 abort or the end of its `with`): until then the daemon does not hand its slots out again. One
-that is dropped instead keeps its slots until the connection ends, because somebody may still
-hold their views; a dropped read lease is given back with the client's next call.
+that is dropped instead keeps its slots until the connection ends, because its views may still
+be in use; a dropped read lease is given back with the client's next call.
 
 A lease is used by one thread at a time, and by the process that made it. What several
 processes of a node fill or read, an engine's ranks, is leased by one of them, which needs no
@@ -152,7 +152,7 @@ class SlotLease:
 @refusing
 class GrantedSlots:
     """The same bytes of each slot of a grant, to copy to (writing) or from. Context manager: what is written
-    outside of it may hit somebody else's slot."""
+    outside of it may hit another lease's slot."""
 
     __slots__ = ("_extents", "_lock", "_size_bytes", "_start_bytes", "arena", "views")
 
@@ -183,7 +183,7 @@ class GrantedSlots:
         return self.arena.intact(self._extents)
 
     def __enter__(self) -> GrantedSlots:
-        """Raises Refused where the slots to write are not the lease's any more, or the lock is somebody else's."""
+        """Raises Refused where the slots to write are not the lease's any more, or another process has the lock."""
         if self._lock is not None:
             try:
                 self._lock.enter()
@@ -203,8 +203,8 @@ class GrantedSlots:
 class WriteLease:
     """Slots for the blocks that were not held yet, open in this process. Context manager.
 
-    slots: ascending by index; blocks that are held already (or being written by somebody
-    else) are not in it. full: the daemon had no room for the rest.
+    slots: ascending by index; blocks that are held already (or being written by another
+    client) are not in it. full: the daemon had no room for the rest.
     """
 
     __slots__ = ("_columns", "_is_open", "_lease", "_opened", "full", "slots")

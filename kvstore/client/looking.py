@@ -79,9 +79,9 @@ class Looking:
         return self._call((), lambda w, _: w.Record())  # type: ignore[no-any-return]
 
     def check(self) -> list[str]:
-        """Have the daemon prove that its books balance; one line per problem.
+        """Have the daemon check its own invariants; one line per problem.
 
-        Only for a client with attach=False. Who asks while a check is under way gets its answer.
+        Only for a client with attach=False. A call while a check is under way gets its answer.
         """
         return self._call((), lambda w, _: w.Check()).lines  # type: ignore[no-any-return]
 

@@ -6,7 +6,7 @@
     attach ─▶ ResidentModel: read-only; in use until it is closed, and its last view is gone
     fill   ─▶ ModelFilling: slabs to be written as they come, committed one by one ─▶ whole
 
-What is mapped stays true for as long as somebody holds a view of it: the process holds a shared lock on the arena, which the
+What is mapped stays true for as long as a view of it exists: the process holds a shared lock on the arena, which the
 daemon asks for before it gives a slab to others, and so does the daemon that comes next. The lock goes with the last view, or
 with the process. Each of these objects has a connection of its own, whose end the daemon takes for the end of the use.
 
@@ -127,7 +127,7 @@ class Memory:
         self.view = memoryview(b"")
 
     def hold(self, fd: int) -> None:
-        """Keep this descriptor as long as somebody has a view."""
+        """Keep this descriptor as long as a view exists."""
         self._held.append(fd)
 
 
@@ -160,8 +160,8 @@ class ResidentModel:
         memory.close()
 
     def valid(self) -> bool:
-        """Whether every byte has been the model's until now. Costs no call. False only where somebody has taken the lock
-        away that this process holds."""
+        """Whether every byte has been the model's until now. Costs no call. False only where the lock of this process
+        was taken away."""
         return self._calls.is_intact(self._parts)
 
     def touch(self, start: int, size_bytes: int) -> None:

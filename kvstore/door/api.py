@@ -2,7 +2,7 @@
 
     transport ── request ─▶ Caller.serve ─▶ handler ─▶ an answer            most requests
                     ▲                               ├▶ Steps: pieces of work, then an answer
-              reply │ resume                        ├▶ Later: somebody else will answer
+              reply │ resume                        ├▶ Later: the answer comes by itself
                     └───────────────────────────────┴▶ a RequestError: a typed refusal
 
 A *caller* is one client. It has one request at a time; the next one is served when `is_free` says so. Requests and answers are
@@ -123,7 +123,7 @@ class Api:
         self._holders.leave(holder, self.clock())
 
     def check(self) -> Later:
-        """The proof of the books. One at a time: who asks meanwhile gets the same answer."""
+        """The audit (kvstore.engine.audit). One at a time: a caller that asks meanwhile gets the same answer."""
         if self._check is None:
             self._check = Later()
             self.turns.run(self._checking(self._check))
@@ -139,9 +139,9 @@ class Api:
         try:
             lines = yield from self.engine.check_steps()
         except Exception as error:  # a bug of ours; all who wait get an answer
-            log.exception("checking the books failed")
+            log.exception("the audit failed")
             lines = [f"the check itself failed: {type(error).__name__}; the daemon's log has more"]
-        log.info("checked the books in %.3f s: %d problems", self.clock() - begun_s, len(lines))
+        log.info("audit done in %.3f s: %d problems", self.clock() - begun_s, len(lines))
         if len(lines) > DOOR_PROBLEMS_MAX:
             more = len(lines) - DOOR_PROBLEMS_MAX
             lines = [*lines[:DOOR_PROBLEMS_MAX], f"and {more} more"]
@@ -467,7 +467,7 @@ class Caller:
         )
 
     def _explain(self, request: frames.Explain) -> Steps[frames.Answer]:
-        """By digest, and for anybody of this uid: who asks has no namespaces of its own."""
+        """By digest: the caller need not have registered the namespaces."""
         numbers = []
         count_max = min(
             KINDS[frames.Explain].hashes_max,
@@ -536,7 +536,7 @@ class Caller:
         return frames.Filled(committed, refused)
 
     def _filled(self, lease: int, column: int, checksums: bytes) -> int:
-        """Somebody has filled a column of a lease of ours."""
+        """Another client has filled a column of a lease of ours."""
         session = self._session_for_lease(new=False)
         stored = self._engine.fill(session, lease, column, checksums)
         if lease not in session.leases:

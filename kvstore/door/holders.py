@@ -21,7 +21,7 @@ from tiers.checksum import column_sizes
 from tiers.namespace_spec import NamespaceSpec
 
 DOOR_PROCESS_CONNECTIONS_MAX = 128  # of one process: an engine that leaks them must not lock others out
-DOOR_LEASE_S_MAX = 600.0  # whoever holds a lease for longer hangs: its connection is closed
+DOOR_LEASE_S_MAX = 600.0  # a client that holds a lease for longer hangs: the lease is taken back
 
 log = logging.getLogger("kvstore.door")
 

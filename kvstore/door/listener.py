@@ -2,8 +2,8 @@
 
     lock the directory ─▶ is what is there dead? remove it ─▶ bind, mode 0600 ─▶ listen ─▶ unlock
 
-The kernel names a socket as it was bound (/proc/net/unix), and whoever tidies up (systemd-tmpfiles) leaves alone what is named
-there; so it is bound under the name that it keeps. Between bind and listen it looks dead: no daemon looks while another one
+The kernel names a socket as it was bound (/proc/net/unix), and systemd-tmpfiles leaves alone what is named there; so it is
+bound under the name that it keeps. Between bind and listen it looks dead: no daemon looks while another one
 has the directory locked. The lock (flock) is of the directory itself, for that moment only; it leaves no file.
 """
 
@@ -80,7 +80,7 @@ def _as_the_kernel_names(path: Path) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Raises SocketBusy where somebody else has the directory for longer than a start takes."""
+    """Raises SocketBusy where another process has the directory locked for longer than a start takes."""
     directory_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     give_up_s, pause = time.monotonic() + DOOR_LOCK_S, threading.Event()
     try:
@@ -117,5 +117,5 @@ def _remove_dead(path: Path) -> None:
             path.unlink(missing_ok=True)  # nobody listens: the daemon that made it is dead
             return
         except (BlockingIOError, TimeoutError):
-            pass  # somebody listens, and is too busy to accept
+            pass  # a daemon listens, and is too busy to accept
     raise SocketBusy(f"socket {path}: another daemon answers there")

@@ -2,7 +2,7 @@
 
 A frame larger than one read takes its whole size from the budget before its bytes are
 collected, and gives it back when it is answered. Who finds the budget spent is not read from
-until there is room; the sweep hangs up sooner on half frames while somebody waits.
+until there is room; the sweep hangs up sooner on half frames while others wait.
 
 Answers that a peer leaves unread are counted as soon as the kernel takes no more. When all
 of them together are too many, the connection that has not read for longest is closed.
@@ -39,7 +39,7 @@ class FrameMemory:
         return True
 
     def forget(self, wake: Callable[[], None]) -> None:
-        """Whoever waited does not any more."""
+        """This waiter does not wait any more."""
         self._waiting.pop(wake, None)
 
     def give(self, owner: object, size_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Turns: whose work is next, so that nobody's burst shuts others out.
+"""Turns: decides whose work is next, so that a burst of one connection does not shut out the others.
 
     loop turn │ work work work … until TURN_S │ sockets are read │ work work …
 
@@ -25,12 +25,12 @@ require(DOOR_TURN_S + DOOR_PIECE_US / 1e6 < 0.005, "nobody holds the loop for lo
 
 
 class Worker(Protocol):
-    """Somebody with work to do. `finish_us` belongs to `Turns`; 0 at the start."""
+    """A connection, or anything else with work to do. `finish_us` belongs to `Turns`; 0 at the start."""
 
     finish_us: float
 
     def work(self) -> None:
-        """Do one piece, about a millisecond at most. Whoever has more adds itself again."""
+        """Do one piece, about a millisecond at most. A worker that has more adds itself again."""
 
 
 class Turns:

@@ -66,7 +66,7 @@ DOOR_FRAMES_BYTES_MAX = 32 * MIB  # frames larger than one read, all connections
 DOOR_UNREAD_BYTES_MAX = 16 * MIB  # answers that are not read, all connections together
 require(DOOR_STALLED_S_MAX > DOOR_HELLO_TIMEOUT_S > 0, "a greeting is the shortest thing to wait for")
 require(DOOR_STALLED_S_MAX >= DOOR_STALLED_S_PRESSED, "pressed is shorter")
-require(DOOR_FRAMES_BYTES_MAX >= 8 * MIB, "a frame of 4 MiB fits beside another")
+require(DOOR_FRAMES_BYTES_MAX >= 8 * MIB, "there is room for two frames of 4 MiB")
 
 log = logging.getLogger("kvstore.door")
 
@@ -223,7 +223,7 @@ class Door:
                 self._accepted += 1
                 self._admit(peer)
                 if self._accepted % DOOR_ACCEPTED_AT_ONCE == 0:
-                    await asyncio.sleep(0)  # whoever is inside comes first
+                    await asyncio.sleep(0)  # connections that are served come first
 
     def _admit(self, peer: socket.socket) -> None:
         """Greet a peer, or refuse it at once: one that connects thousands of times holds up nobody."""

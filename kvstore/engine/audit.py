@@ -33,11 +33,11 @@ def check_steps(engine: Parts) -> Steps[list[str]]:
     """One line per violated invariant, empty when sound."""
     for _ in range(AUDIT_TRIES_MAX):
         before = _state(engine)
-        books = _Books(engine)
-        yield from books.count()
+        count = _Count(engine)
+        yield from count.all()
         if before == _state(engine):
-            return books.problems + books.wrong_sums
-    return books.problems
+            return count.problems + count.wrong_sums
+    return count.problems
 
 
 def _state(engine: Parts) -> list[object]:
@@ -60,7 +60,7 @@ def _state(engine: Parts) -> list[object]:
     ]
 
 
-class _Books:
+class _Count:
     """One pass over everything. problems: true whatever else happened; wrong_sums: if nothing did."""
 
     def __init__(self, engine: Parts) -> None:
@@ -70,12 +70,12 @@ class _Books:
         self._pins: Counter[Block] = Counter()
         self._held: Counter[tuple[Namespace, int]] = Counter()  # records in the index, by tier
         self._coming: Counter[tuple[Namespace, int]] = Counter()  # that have a slot, not in the index yet
-        # By slot, in many small dicts: one that grows, or goes, holds up everybody for as long as it has entries.
+        # By slot, in many small dicts: one that grows, or goes, holds up the loop for as long as it has entries.
         self._on_device: list[list[dict[int, Block]]] = [
             [{} for _ in range(SLOT_PARTS)] for _ in engine.nvme.members
         ]
 
-    def count(self) -> Steps[None]:
+    def all(self) -> Steps[None]:
         engine = self._engine
         for lines in engine.arena.check_slices():
             self.wrong_sums += lines

@@ -703,7 +703,7 @@ class Engine(Parts):
         }
 
     def check(self) -> list[str]:
-        """Prove that the books balance; one line per violation. All at once."""
+        """Prove the invariants of `kvstore.engine.audit`; one line per violation. All at once."""
         return finish(audit.check_steps(self))
 
     def check_steps(self) -> Steps[list[str]]:
@@ -770,7 +770,7 @@ class Engine(Parts):
         self._abort(lease, is_lost=session.owner == OWNER_ANY)
 
     def _abort(self, lease: WriteLease, is_lost: bool = False) -> None:
-        """Give up what the lease did not commit. is_lost: somebody may be writing still."""
+        """Give up what the lease did not commit. is_lost: its client may be writing still."""
         lease.namespace.writing.difference_update(lease.hashes[position] for position in lease.slots)
         self.counters.reservations_aborted += len(lease.slots)
         self.blocks.give_up(lease.namespace, list(lease.slots.values()), is_lost)
@@ -791,7 +791,7 @@ class Engine(Parts):
         return forest.split_hashes(hashes, namespace.hash_bytes)
 
     def _next_lease(self) -> int:
-        """A number that nobody can guess: whoever knows it holds the lease, or was given a grant of it."""
+        """A number that cannot be guessed: only the holder of the lease and those with a grant of it know it."""
         return int.from_bytes(os.urandom(LEASE_BYTES), "little") or self._next_lease()
 
 

@@ -3,7 +3,7 @@
     counters that only grow │ what is so now │ latencies │ heaviest prefixes │ the last minutes
 
 Its size follows from models and tenants (bounded) and never from namespaces or blocks, and it is put together
-in steps: whoever asks costs the engines nothing. docs/cli.md names the fields.
+in steps, so that engines do not wait for it. docs/cli.md names the fields.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     hash ─▶ its chain, from the first block on ─▶ batch by batch (`Bringing`)
               │ the index knows the chain of what a tier holds, the bucket of its own
 
-Whoever asks asks again until all is over; a batch is begun only when asked, so that a command that is interrupted stops.
-Unlike an order for a region it may displace what is used less. What comes counts as used now, or the end of a long prefix
-would make its own beginning leave.
+The command asks again and again until all is there. Each question begins the next batch, so a command that is interrupted
+stops the warming. Unlike an order for a region it may displace what is used less. What comes counts as used now, or the end
+of a long prefix would displace its own beginning.
 
 Called from the engine's thread only; nothing here blocks.
 """

@@ -1,7 +1,7 @@
 """Sessions and leases: who holds which slots, so that a dead client leaves nothing behind.
 
     session (one connection) ──▶ WriteLease: slots being filled, in state WRITING
-                             └─▶ ReadLease:  blocks pinned while somebody copies out of them
+                             └─▶ ReadLease:  blocks pinned while a client copies out of them
 
 A lease ends by commit, by release, or with its session. A pinned block is in no policy's
 queue; only the lease moves it back.

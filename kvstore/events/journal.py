@@ -3,8 +3,8 @@
     Residency ── came, left ─▶ journal ── take, a few times a second ─▶ publisher
 
 Written by the engine's thread only, which pays for it with one small object a run of blocks. It is
-bounded: where more waits than EVENTS_WAITING_MAX blocks, all of that is forgotten, and whoever
-follows the stream must see a gap: then it asks for everything that is held (`held`).
+bounded: where more waits than EVENTS_WAITING_MAX blocks, all of that is forgotten, and the
+stream gets a gap: a subscriber that sees it asks for everything that is held (`held`).
 """
 
 from __future__ import annotations

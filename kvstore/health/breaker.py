@@ -8,7 +8,7 @@
 
 A job hangs when nothing came back for `stall_s`, and as long besides as the bytes of the largest one under way take at the least
 speed that is acceptable. The time runs from when a thread, or a request, really begins a job. One that hangs while others come
-back is *late* after half a stall: whoever begins jobs begins none behind it, so that nothing comes back any more.
+back is *late* after half a stall: no job is begun behind it, so that nothing comes back any more.
 
 There is one for the loads of a tier and one for its stores: a disk that cannot be written
 is still read. While it is not closed nobody but a probe uses the tier in that direction;

@@ -55,7 +55,7 @@ class Ledger(msgspec.Struct):
 class WriteBudget:
     """Admission to NVMe. `bytes_per_day` 0: everything is let in. Times are those of `clock`.
 
-    spent: what an earlier daemon spent, as (when at the latest, bytes). is_kept: whoever made it writes
+    spent: what an earlier daemon spent, as (when at the latest, bytes). is_kept: its owner writes
     a `ledger` whenever `wants_keeping`, and calls `kept`; nothing is let in before.
     """
 

@@ -13,7 +13,7 @@ Invariants (proven by `forest.check`):
   so rooted is monotone along a chain, and a lookup may search it by halves;
   but for children of the blocks in `Namespace.stale`: those are still to be updated (see `kvstore.index.forest`);
 * a ghost has children; where there are several, they are counted by level;
-* pins > 0 means that somebody uses the bytes: no policy may choose the block as a victim.
+* pins > 0 means that the bytes are in use: no policy may choose the block as a victim.
 
 There are millions of these, so a block is 64 bytes: a struct without a garbage collector's
 header, which collections do not walk either (a full one over millions of ordinary objects
@@ -267,7 +267,7 @@ class Namespace:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is here, and nothing comes that somebody has asked for."""
+        """Whether nothing is here, and nothing is on its way."""
         return not (self.blocks or self.writing or self.incoming)
 
     def hide(self, block_hash: bytes) -> None:

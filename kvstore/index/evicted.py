@@ -18,7 +18,7 @@ from kvstore.constants import require
 from kvstore.index.block import Namespace
 from kvstore.protocol import outcomes
 
-DEPARTED_KEYS_MAX = 1 << 21  # keys whose end is remembered, 4 bytes each
+EVICTED_KEYS_MAX = 1 << 21  # keys whose end is remembered, 4 bytes each
 
 _WHY_BITS = 5
 _WHY_MASK = (1 << _WHY_BITS) - 1
@@ -31,7 +31,7 @@ require(outcomes.OUTCOMES <= _WHY_MASK + 1, "every outcome fits a word of evicte
 class Evicted:
     """What became of keys that left, or were not let in; about the latest `keys_max` of them."""
 
-    def __init__(self, keys_max: int = DEPARTED_KEYS_MAX) -> None:
+    def __init__(self, keys_max: int = EVICTED_KEYS_MAX) -> None:
         # All of its memory at once: a lookup of many keys would wait for each page.
         self._words = array("I", bytes(4 * keys_max))
 

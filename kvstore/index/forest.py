@@ -243,7 +243,7 @@ def left(run: Sequence[Block], bit: int) -> None:
         gone = block
         while not gone.where & IN_ANY and gone.children is None:
             unneeded.append(gone.hash)
-            above, gone.parent = gone.parent, None  # whoever still holds the block holds no chain
+            above, gone.parent = gone.parent, None  # a reference to the block keeps no chain alive
             if above is None:
                 break
             if above.children is gone:

@@ -9,8 +9,8 @@ write-to-temp, sync, rename, sync-directory soon after a namespace was added. Lo
 loses only names: digests and sizes come back from the tiers' own rows. When the registry
 is full, a namespace that has no blocks and that no connection has registered makes room: first
 one that nobody asked for in this daemon's life, then the one asked for longest ago. Of those that the last
-connection has let go without a block, the latest stay known for reports; none of them is in the way of anybody: its
-digest can be registered with other sizes.
+connection has let go without a block, the latest stay known for reports; the digest of such a
+one can be registered again, also with other sizes.
 
 A namespace that is *ended* is unknown to requests at once; it stays here, and its digest
 cannot be registered again, until its last block is dropped. The file keeps the digests of the last
@@ -130,7 +130,7 @@ class NamespaceRegistry:
             del self._never_adopted[next(iter(self._never_adopted))]
 
     def forget(self, namespace: Namespace) -> bool:
-        """One that holds nothing is not known any more. False for one that somebody uses, or that holds something."""
+        """One that holds nothing is not known any more. False for one that is used, or that holds something."""
         if not namespace.is_empty or namespace.users or namespace.is_ended:
             return False
         if self._by_id.pop(namespace.id, None) is None:

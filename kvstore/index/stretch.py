@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-REUSE_SHARED_USES = 6  # a block used so often belongs to everybody: what follows it is a first turn
+REUSE_SHARED_USES = 6  # a block used so often is shared by all: what follows it is a first turn
 
 TURNS_COUNTED_MAX = 8
 

@@ -105,7 +105,7 @@ class Account:
 
 
 class Accounts:
-    """Books lookups; called by the engine's thread after each answer, so that nobody waits for it.
+    """Counts lookups; called by the engine's thread after each answer, so that no client waits for it.
 
     dram_only: there is no other tier, so that nobody needs to look where a hit is.
     """
@@ -115,7 +115,7 @@ class Accounts:
     ) -> None:
         self.totals = totals
         self._dram_only = dram_only
-        self._departed = evicted
+        self._evicted = evicted
         self.wall_clock = wall_clock
         self._open: OrderedDict[int, Account] = OrderedDict()
         self._saving: Snapshot | None = None
@@ -180,7 +180,7 @@ class Accounts:
         """The outcome of a block that no tier holds."""
         if block_hash in namespace.writing:
             return outcomes.WRITING
-        return self._departed.whys(namespace, [block_hash])[0] or outcomes.NEVER_SEEN
+        return self._evicted.whys(namespace, [block_hash])[0] or outcomes.NEVER_SEEN
 
     def judge_steps(self, namespaces: list[Namespace], hashes: bytes, found: Found) -> Steps[list[int]]:
         """The outcome of each block of a lookup, exactly; `book` takes a sample of long ones."""
@@ -255,7 +255,7 @@ class Accounts:
     def _misses(self, namespaces: list[Namespace], hashes: list[bytes], why: int) -> list[int]:
         """The outcomes of blocks behind the first one that not all namespaces hold. why: of the one before."""
         if len(namespaces) == 1 and hashes and not forest.knows_below(namespaces[0], hashes[0]):
-            return [why or outcomes.NEVER_SEEN for why in self._departed.whys(namespaces[0], hashes)]
+            return [why or outcomes.NEVER_SEEN for why in self._evicted.whys(namespaces[0], hashes)]
         judged: list[int] = []
         for block_hash in hashes:
             missing = next((n for n in namespaces if not _held(n, block_hash)), None)

@@ -1,4 +1,4 @@
-"""Two spans beside each other: what changed, most first.
+"""Compares the reports of two spans of time: what changed, most first.
 
     document of now, document of then ─▶ by tier, by reason: shares of what engines asked for
                                      └─▶ by model, by tenant: hit rates, and how much was asked for in an hour

@@ -1,11 +1,11 @@
-"""Recording: the requests that engines ask for, kept until somebody fetches them.
+"""Recording: keeps the requests of engines until `kvstore record` fetches them.
 
     lookup ──▶ asked ──▶ waiting ──▶ take ──▶ kvstore record ──▶ a file without names
     reserve ─▶ stored: how far prompt and output have come ──▶╯
 
-A request is one ticket, however often and for however many namespaces it is looked up. Nothing is looked
-into here, and nothing copied: a request's hashes are kept as they came. What they mean is forgotten by
-whoever writes them down (`kvstore.tools.replay.recorder`).
+A request is one ticket, however often and for however many namespaces it is looked up. A request's hashes are
+kept as they came, and not copied. `kvstore.tools.replay.recorder` removes what they say about prompts before it
+writes a file.
 
 Invariant: what waits is bounded, in requests and in bytes; what does not fit is lost and counted.
 """

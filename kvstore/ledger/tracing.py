@@ -1,4 +1,4 @@
-"""Tracing: spans of requests that somebody follows, for OpenTelemetry.
+"""Tracing: spans of the requests that are traced, for OpenTelemetry.
 
     trace of the request (W3C traceparent, which came with its lookup)
       │ llm_request                            the engine's own span
@@ -8,7 +8,7 @@
       │   kvstore.save              ▐███▌      from reserve until the blocks are visible
 
 A request is a ticket. Whether it is traced, the traceparent decides that its first lookup brought (its sampled flag);
-of those without one `sample` of all get a trace of their own, which begins with their lookup. Everybody else costs a
+of those without one `sample` of all get a trace of their own, which begins with their lookup. Any other request costs a
 look at the ticket. Spans are made when they are over, handed to `take` as plain values, and looked at by another thread.
 
 Invariant: what is remembered is bounded: requests by TRACES_REQUESTS_MAX, leases by the door's limits.

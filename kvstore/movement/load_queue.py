@@ -76,7 +76,7 @@ class LoadQueue:
             self.size_bytes += block.namespace.record_bytes
 
     def discard(self, block: Block) -> None:
-        """It is not to be taken, whoever asked for it."""
+        """It is not to be taken any more, for none of those who asked."""
         if block in self._waiting:
             del self._waiting[block]
             self.size_bytes -= block.namespace.record_bytes

@@ -1,4 +1,4 @@
-"""Loading: blocks into DRAM, for somebody who waits for them or ahead of that.
+"""Loading: brings blocks into DRAM, for requests that wait for them or ahead of any request.
 
     acquire ─▶ want ─▶ queue of its source ─▶ room in DRAM ─▶ read and verified ─▶ waiters are called
     lookup ──▶ prefetch ─▶ behind what is urgent
@@ -90,7 +90,7 @@ class Loader:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether somebody waits for a load that is not begun."""
+        """Whether a request waits for a load that is not begun."""
         return bool(self._starved) or any(source.urgent for source in (*self.devices, *self.shared))
 
     @property
@@ -349,7 +349,7 @@ class Loader:
         """The block in DRAM; None if its time is over, or it was erased since it was asked for."""
         block = load.block
         known = block.namespace.blocks.get(block.hash)
-        if known is not None and known.where & IN_DRAM:  # somebody stored it meanwhile
+        if known is not None and known.where & IN_DRAM:  # it was stored meanwhile
             self._residency.give_up(block.namespace, [slot])
             return known
         if load.erasures != block.namespace.erasures:
@@ -411,7 +411,7 @@ class Loader:
         self.pump()
 
     def _given_up(self, source: Source) -> Iterator[Block]:
-        """What waits for a source, out of its queues: what somebody waits for goes first."""
+        """What waits for a source, out of its queues: what requests wait for goes first."""
         while source.slotted:
             load = source.slotted.popleft()
             source.slotted_bytes -= load.block.namespace.record_bytes
@@ -462,7 +462,7 @@ class _AfterProof:
     def __call__(self, block: Block | None, /) -> None:
         if block is None or self._loader.is_ready(block):
             self._waiter(block)
-        elif block.where & IN_DRAM:  # not true, and somebody reads it still
+        elif block.where & IN_DRAM:  # not true, and still being read
             self._waiter(None)
         else:
             self._loader.want(block, self._waiter)

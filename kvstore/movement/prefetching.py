@@ -2,8 +2,8 @@
 
     hashes │ held by owned levels: loaded where they are on NVMe │ shared levels go on: fetched │ missing
 
-It is only a hint, of a prompt whose request still waits in an engine's queue, or of an operator: nobody waits for it, it comes
-behind what somebody waits for and leaves room for that, and it takes turns with others.
+A prefetch is only a hint, for a prompt whose request still waits in an engine's queue, or from an operator. It comes after
+loads that requests wait for, leaves room for those, and takes turns with other prefetches.
 """
 
 from __future__ import annotations

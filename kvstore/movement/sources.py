@@ -35,7 +35,9 @@ from tiers.base import NAMESPACE_BYTES, Get
 LOAD_BATCH_BYTES = 8 * MIB  # bytes that one job reads at most
 LOAD_BATCH_SHARE = 0.25  # of what may be under way, in one job
 PREFETCH_SHARE = 0.75  # of what may be under way, for loads that no request waits for yet
-require(0 < LOAD_BATCH_SHARE < PREFETCH_SHARE < 1, "prefetches leave room for a load that somebody waits for")
+require(
+    0 < LOAD_BATCH_SHARE < PREFETCH_SHARE < 1, "prefetches leave room for a load that a request waits for"
+)
 
 Read = tuple[Get, bytes]  # what happened, and the checksum of a HIT
 
@@ -69,7 +71,7 @@ class Source(ABC):
 
     def __init__(self) -> None:
         self.jobs = 0
-        self.urgent = LoadQueue()  # somebody waits for them
+        self.urgent = LoadQueue()  # requests wait for them
         self.ahead = LoadQueue()  # prefetched, when nothing is urgent
         self.slotted: deque[Load] = deque()  # waited for room, and have it now
         self.slotted_bytes = 0
@@ -108,7 +110,7 @@ class Source(ABC):
         return self.ahead.size_bytes + others_bytes - before_bytes
 
     def reach_bytes(self, within_s: float) -> float:
-        """How much that is asked for now comes within so many seconds, as far as anybody knows."""
+        """How much that is asked for now comes within so many seconds, as far as is known."""
         queued_bytes = self.urgent.size_bytes
         reach_bytes = self.speed.reach_bytes(within_s, self.ahead.size_bytes + queued_bytes)
         return max(reach_bytes / (1 + self.urgent.lines), reach_bytes - queued_bytes)
@@ -139,7 +141,7 @@ class Source(ABC):
 
 
 class Reach:
-    """What comes from where before somebody loses patience, as it is predicted when he asks."""
+    """How much each source brings within a request's patience, as predicted when it asks."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -155,7 +157,7 @@ class Reach:
 
 
 class DeviceSource(Source):
-    """A member of the NVMe level. `targets`: keys that somebody wanted from it lately, the last one last: records
+    """A member of the NVMe level. `targets`: keys that were wanted from it lately, the last one last: records
     to probe it with. `refused`: since the last load, a lookup found it too slow."""
 
     def __init__(self, member: Member, arena: Slots, clock: Callable[[], float]) -> None:
@@ -176,7 +178,7 @@ class DeviceSource(Source):
         return self.loads, self.member.stores
 
     def wanted(self, key: bytes) -> None:
-        """Somebody wants this record from here."""
+        """This record was wanted from here."""
         self.targets.pop(key, None)
         self.targets[key] = None
         if len(self.targets) > PROBE_TARGETS_MAX:
@@ -227,7 +229,7 @@ class SharedSource(Source):
         counters.corrupt_shared += 1
 
     def refuse(self, key: bytes, size_bytes: int) -> None:
-        """Somebody would have loaded this record, if it did not take longer than computing."""
+        """A lookup would have used this record, if loading did not take longer than computing."""
         self._refused = key, size_bytes
 
     def began(self, block: Block) -> None:

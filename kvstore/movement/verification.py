@@ -5,8 +5,8 @@
     handed out ─▶ a sample, in the background: a stray write of an engine ──────▶ not: dropped, and logged
 
 Bytes that an earlier daemon left are believed only after their checksum matched. What engines stored since is handed out
-at once; who maps the arena to write could have overwritten it by mistake, which the sample finds. A block that somebody
-reads while it is found out stays until nobody does, and is not handed out again.
+at once. A process that maps the arena to write could overwrite it by mistake: the sample finds that. A wrong block that is
+being read stays until its readers are done, and is not handed out again.
 
 A block being verified is pinned once by this object.
 """
@@ -50,7 +50,7 @@ class Verifier:
         return iter(list(self._waiting))
 
     def want(self, block: Block, waiter: Waiter) -> None:
-        """Verify an adopted block now, for somebody who waits."""
+        """Verify an adopted block now, for a request that waits."""
         if self._waiting.full:
             self._residency.counters.loads_refused += 1
             waiter(None)
@@ -68,7 +68,7 @@ class Verifier:
             self._start(block)
 
     def handed_out(self, run: Sequence[Block]) -> None:
-        """These blocks were in DRAM, and somebody reads them: compare a sample of them. Where threads are busy, fewer."""
+        """These blocks were in DRAM and are being read: compare a sample of them, a smaller one where threads are busy."""
         wanted, self._due = divmod(self._due + self.share * len(run), 1.0)
         for block in sample(run, min(int(wanted), len(run), VERIFY_JOBS_MAX - self._in_background)):
             if block.where & IN_DRAM and block not in self._waiting:

@@ -1,4 +1,4 @@
-"""Who waits for which block: each waiter is called exactly once."""
+"""The waiters of each block that is on its way. Each waiter is called exactly once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvstore.index.block import Block
 
 
 class Waiter(Protocol):
-    """Somebody who wants a block."""
+    """A request, or a part of one, that wants a block."""
 
     def __call__(self, block: Block | None, /) -> None:
         """Called once: with the block, which is in DRAM and true, or with None if it will not come."""
@@ -52,7 +52,7 @@ class Waiting:
         self.count += 1
 
     def is_wanted(self, block: Block) -> bool:
-        """Whether somebody still waits for it."""
+        """Whether a waiter still wants it."""
         return any(waiter.is_waiting() for waiter in self._waiters[block])
 
     def waits_for_room(self, block: Block) -> bool:

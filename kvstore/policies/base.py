@@ -5,7 +5,7 @@
     no room ──▶ Policy.admits ──▶ Policy.victims, together ──▶ Policy.left
                                                            └─▶ Policies.forgotten   no tier has it any more
 
-`Policies` is a family: it makes one `Policy` for each size class of each tier and sees every
+`Policies` makes one `Policy` for each size class of each tier and sees every
 request once, so that what it learns is learned once. A policy sees blocks (their parents,
 pins, sizes through the namespace, last use, tiers) and prompts, and never bytes. It hears
 what happened and answers with victims, best first. `kvstore replay` and the daemon run the
@@ -59,7 +59,7 @@ class Policy(ABC):
         """
 
     def together(self, victim: Block, count: int) -> Sequence[Block]:
-        """The victim, and as many as would be the next ones anyway, whoever comes: at most `count` together, each
+        """The victim, and as many as would be the next ones for any new block: at most `count` together, each
         the parent of the one before. Changes nothing."""
         return (victim,)
 
@@ -70,7 +70,7 @@ class Policy(ABC):
 
 
 class Policies:
-    """A family of policies made by one function, which learns nothing across tiers."""
+    """Policies made by one function, which learn nothing across tiers."""
 
     def __init__(
         self, make: Callable[[int], Policy], later: Callable[[Steps[None]], object] = finish

@@ -59,7 +59,7 @@ assert HASHES_MAX * HASH_BYTES_MAX <= FRAME_BYTES_MAX, "the largest lookup must 
 assert LEASE_HASHES_MAX <= HASHES_MAX, "what can be leased can be looked up"
 
 _Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-_Lease = Annotated[int, Meta(ge=0)]  # 64 random bits: whoever knows one was given it
+_Lease = Annotated[int, Meta(ge=0)]  # 64 random bits: only its holder knows it
 _Bytes = Annotated[int, Meta(ge=1, lt=1 << 32)]
 _Tokens = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _Text = Annotated[str, Meta(max_length=1024)]
@@ -167,7 +167,7 @@ class Status(msgspec.Struct, array_like=True, tag=10):
 
 
 class Check(msgspec.Struct, array_like=True, tag=11):
-    """Prove that the books balance; only for those who did not attach. Answer: Problems."""
+    """Check the invariants of the daemon; only for a connection that did not attach. Answer: Problems."""
 
 
 class Ping(msgspec.Struct, array_like=True, tag=12):
@@ -213,7 +213,7 @@ class Namespaces(msgspec.Struct, array_like=True, tag=16):
 
 
 class Unregister(msgspec.Struct, array_like=True, tag=17):
-    """This connection does not use the namespace any more. end: nobody ever will: it is gone for everybody at
+    """This connection does not use the namespace any more. end: no client ever will: it is gone for all at
     once, and its blocks are dropped. Answer: Done."""
 
     namespace: _Id
@@ -221,7 +221,7 @@ class Unregister(msgspec.Struct, array_like=True, tag=17):
 
 
 class Fill(msgspec.Struct, array_like=True, tag=18):
-    """These columns of leases that somebody without the arena holds are written. fills: (lease, column, checksums
+    """These columns of leases that a client without the arena holds are written. fills: (lease, column, checksums
     of the column in each slot, joined; none of them: it will not be written, give the lease up). The last column
     of a lease commits it. A lease that is not held any more is no error. life: of the daemon that granted them, as
     Welcome named it; 0: a client that does not say. Answer: Filled."""

@@ -54,14 +54,14 @@ def run_directory(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def fallback() -> str:
-    """The place of users who have no other; everybody may make it, so look whose it is."""
+    """The place of users who have no other; any user may make it, so look whose it is."""
     return f"/tmp/kvstore-{os.geteuid()}"  # noqa: S108 `make_directory` looks whose it is
 
 
 def make_directory(directory: str) -> None:
     """Make a directory of this rule, private to us, with what is missing above it.
 
-    Raises OSError: also where somebody else was first in /tmp.
+    Raises OSError: also where another user was first in /tmp.
     """
     os.makedirs(directory, 0o700, exist_ok=True)
     found = os.lstat(directory)

@@ -8,8 +8,8 @@ slots on the engine's thread and never blocks there; it moves bytes in threads o
 one device that hangs takes nothing of the others with it: neither their slots, nor their
 threads, nor their health.
 
-Slots of dropped blocks are cleared before they are used again: whoever drops a block for good
-(its time is over, it is corrupt, it was erased) must not find it again after a restart. A
+Slots of dropped blocks are cleared before they are used again: a block that is dropped for good
+(its time is over, it is corrupt, it was erased) must not be found again after a restart. A
 block that is evicted needs no such write: its slot is simply used again.
 """
 

@@ -8,8 +8,8 @@ An engine attaches to a model that is whole, every byte of it verified in this l
 one is not taken away: a use ends with its connection, or, where the daemon was another one then, with the lock that its
 process holds on the arena (`Slabs.is_locked`). Who was used least lately leaves first; pinned and used ones never do.
 
-One process fills a model; what it has committed when it dies stays for whoever goes on, for RESUME_S. Slabs that no model
-has are KV's.
+One process fills a model. When it dies, what it has committed stays for RESUME_S, so that another process can go on. Slabs
+that no model has are for KV.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kvstore.steps import Steps
 from kvstore.units import format_bytes
 from tiers.dram.model_slabs import ModelSlab
 
-RESUME_S: Final = 600.0  # what is not whole is kept for so long, for whoever goes on with it
+RESUME_S: Final = 600.0  # a model that is not whole is kept for so long, so that another process can go on
 LEND_AT_ONCE: Final = 16  # free slabs taken between two yields
 GIVE_AT_ONCE: Final = 256  # slabs given back between two yields
 VERIFY_AT_ONCE: Final = 2  # slabs of adopted models that are read at a time
@@ -51,7 +51,7 @@ class User(Protocol):
 @dataclass(slots=True, eq=False)
 class Resident:
     """One model. slots: of its slabs, by index; ready: those whose bytes are true; unverified: those that an earlier daemon
-    left. used_s: when somebody attached, committed or asked for it last."""
+    left. used_s: of the last attach, commit or reserve."""
 
     label: str
     content: bytes
@@ -63,7 +63,7 @@ class Resident:
     filler: User | None = None
     users: set[User] = field(default_factory=set)
     is_growing: bool = False
-    has_failed: bool = False  # a slab of it was not true while somebody used it
+    has_failed: bool = False  # a slab of it was not true while it was used
 
     @property
     def state(self) -> str:
@@ -122,7 +122,7 @@ class Models:
     def reserve(self, filler: User, label: str, content: bytes, count: int) -> Resident:
         """Have slabs for a model, which its filler alone writes; asked again, it goes on where there was no room.
 
-        Raises LimitExceeded (it does not fit, whoever leaves), InUse (others fill it, or use another content of this name).
+        Raises LimitExceeded (it does not fit, even if others leave), InUse (others fill it, or use another content of this name).
         """
         model = self._by_label.get(label)
         if model is not None and (model.content, model.count) != (content, count):
@@ -232,8 +232,8 @@ class Models:
         self._drop(model)
 
     def left(self, user: User) -> Sequence[int]:
-        """A connection has ended: its uses, and what it was filling. Committed slabs stay for whoever goes on; those that it
-        may be writing still are to be given back by `lost_steps`, before its number is another one's."""
+        """A connection has ended: its uses, and what it was filling. Committed slabs stay; those that it may still be
+        writing are given back by `lost_steps`, before its number is another one's."""
         lost: list[int] = []
         for model in list(self._by_label.values()):
             model.users.discard(user)

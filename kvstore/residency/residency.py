@@ -30,7 +30,7 @@ from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
 from kvstore.residency.levels import Member, Nvme
 from kvstore.residency.write_queue import WriteQueue
 from kvstore.retention.expiry import Expiry
-from kvstore.retention.pins import Guards
+from kvstore.retention.pins import Pins
 from kvstore.retention.quotas import Quotas
 from kvstore.steps import Background, Steps
 from tiers.base import NAMESPACE_BYTES
@@ -57,7 +57,7 @@ class Residency:
         self.background = Background()
         self._spreading: set[Namespace] = set()  # whose blocks are being updated, because others came or went
         self.evicted = Evicted()
-        self.guards = Guards(self.slot_bytes, self.settle, self.background)
+        self.guards = Pins(self.slot_bytes, self.settle, self.background)
         self.expiry = Expiry()
         self.quotas = Quotas(self.slot_bytes, self.background)
         self.policies = policies
@@ -125,12 +125,12 @@ class Residency:
                 self.nvme_policy(member, there[0].namespace).touched(there)
 
     def pin(self, *run: Block) -> None:
-        """Somebody uses the bytes of these blocks: they stay where they are until `unpin`."""
+        """The bytes of these blocks are in use: they stay where they are until `unpin`."""
         for block in run:
             block.where += PIN
 
     def unpin(self, *run: Block) -> None:
-        """Somebody is done with these blocks, all of one namespace."""
+        """A use of these blocks, all of one namespace, is over."""
         for block in run:
             block.where -= PIN
         self.settle(*run)
@@ -160,7 +160,7 @@ class Residency:
         self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes, slots: Sequence[int]
     ) -> list[Block]:
         """The slots are READY and hold the bytes of these blocks, each of which follows the one before; the
-        first one follows `parent`. Slots of blocks that are in DRAM already are given back: whoever reads those may
+        first one follows `parent`. Slots of blocks that are in DRAM already are given back: readers of those
         go on. `touched` and `settle` are the caller's."""
         if self.guards and len(hashes) > 1:  # a guard looks at what hangs on a block when it comes
             alone = zip(hashes, [parent, *hashes], slots, strict=False)
@@ -259,7 +259,7 @@ class Residency:
         self._left(run, IN_NVME, self.nvme_policy(member, run[0].namespace), why)
 
     def drop(self, block: Block, why: int) -> bool:
-        """Forget a block in every level, for good; False if somebody uses it now."""
+        """Forget a block in every level, for good; False if it is in use."""
         if block.pins:
             return False
         if why == outcomes.CLEARED:

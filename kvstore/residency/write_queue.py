@@ -28,7 +28,7 @@ from kvstore.steps import Steps
 QUOTA_REQUEUE_BLOCKS = 1000  # blocks of namespaces under a quota that are offered to NVMe again at once
 
 
-class Books(Protocol):
+class Blocks(Protocol):
     """What the queue asks of `Residency`."""
 
     nvme: Nvme
@@ -43,31 +43,31 @@ class Books(Protocol):
 class WriteQueue:
     """Blocks on their way to NVMe."""
 
-    def __init__(self, books: Books, write_budget: WriteBudget) -> None:
+    def __init__(self, blocks: Blocks, write_budget: WriteBudget) -> None:
         self.write_budget = write_budget
         self.waiting: OrderedDict[Block, None] = OrderedDict()
         self.refused: OrderedDict[Block, None] = OrderedDict()
-        self.accepting = bool(books.nvme)  # some device can be written to
-        self._books = books
+        self.accepting = bool(blocks.nvme)  # some device can be written to
+        self._blocks = blocks
         self._promised: set[Block] = set()  # of the write budget: to be written, or given back
 
     def offer(self, *run: Block) -> None:
         """Queue those of these blocks that are in DRAM only, known to be true, and within the write budget."""
-        books = self._books
-        if not books.nvme:
+        blocks = self._blocks
+        if not blocks.nvme:
             return
         queue = self.waiting if self.accepting else self.refused
         for block in run:
-            if block.where & IN_ANY != IN_DRAM or block in books.unverified:
+            if block.where & IN_ANY != IN_DRAM or block in blocks.unverified:
                 continue
             if block in self.waiting or block in self.refused:
                 continue
-            if self.write_budget.admits(books.policies.worth(block), block.namespace.slot_bytes):
+            if self.write_budget.admits(blocks.policies.worth(block), block.namespace.slot_bytes):
                 queue[block] = None
                 if self.write_budget.limited:
                     self._promised.add(block)
             else:
-                books.counters.demote_not_admitted += 1
+                blocks.counters.demote_not_admitted += 1
         self._shorten()
 
     def offer_again(self, run: Sequence[Block]) -> None:
@@ -77,9 +77,9 @@ class WriteQueue:
 
     def keeps(self, block: Block) -> bool:
         """Whether only DRAM has the block and it will be written as soon as it can be."""
-        if block.where & IN_NVME or not self._books.nvme:
+        if block.where & IN_NVME or not self._blocks.nvme:
             return False
-        return block in self.waiting or block in self._books.unverified
+        return block in self.waiting or block in self._blocks.unverified
 
     def put_off(self, blocks: Sequence[Block]) -> None:
         """No device takes these blocks now: they may leave DRAM, and are offered again later."""
@@ -88,7 +88,7 @@ class WriteQueue:
             self.refused[block] = None
         self._shorten()
         for block in blocks:
-            self._books.settle(block)
+            self._blocks.settle(block)
 
     def over_quota(self, block: Block) -> None:
         """Its quotas do not let it in to NVMe. Where writes have a budget, which others can use now, it is
@@ -96,7 +96,7 @@ class WriteQueue:
         self.waiting.pop(block, None)
         if self.write_budget.limited:
             self._waive(block)
-            self._books.settle(block)
+            self._blocks.settle(block)
         else:
             self.put_off([block])
 
@@ -121,7 +121,7 @@ class WriteQueue:
             for block in some:
                 space = block.namespace
                 if space not in limited:
-                    holders = self._books.quotas.holders(space)
+                    holders = self._blocks.quotas.holders(space)
                     limited[space] = any(h.limits[IN_NVME] is not None for h in holders)
                 left -= limited[space]
                 (self.waiting if left >= 0 or not limited[space] else self.refused)[block] = None
@@ -154,7 +154,7 @@ class WriteQueue:
                 for block in some:
                     if block.where & IN_NVME:
                         self._waive(block)
-                        self._books.settle(block)
+                        self._blocks.settle(block)
                     else:
                         queue[block] = None
                 yield
@@ -164,12 +164,12 @@ class WriteQueue:
         while len(self.waiting) > DEMOTING_MAX:
             block, _ = self.waiting.popitem(last=False)
             self._waive(block)
-            self._books.counters.demotions_dropped += 1
-            self._books.settle(block)
+            self._blocks.counters.demotions_dropped += 1
+            self._blocks.settle(block)
         while len(self.refused) > UNDEMOTED_MAX:
             block, _ = self.refused.popitem(last=False)
             self._waive(block)
-            self._books.counters.demotions_dropped += 1
+            self._blocks.counters.demotions_dropped += 1
 
     def _waive(self, block: Block) -> None:
         if block in self._promised:

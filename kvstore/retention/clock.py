@@ -2,7 +2,7 @@
 
     now = monotonic clock of the machine + ahead_s         ahead_s is kept with the rules
 
-Somebody may set the wall clock back, and no block may live longer for it. So the wall clock says only
+The wall clock may be set back, and no block may live longer for it. So the wall clock says only
 where time begins; then the monotonic clock counts, which all processes of one boot share. A daemon that
 starts in the same boot goes on where the last one was, whatever the wall clock says by then (if it is
 ahead, time jumps ahead: blocks become older, never younger).

@@ -1,4 +1,4 @@
-"""Guards: which blocks a pin keeps from being evicted, and that this never fills a tier.
+"""Pins: keeps the blocks of pinned prefixes from being evicted, and sees to it that they never fill a tier.
 
     pin h7 ─▶ chain h7 ▸ h6 ▸ … ▸ h0    known upwards from h7, as far as the index knows parents
                  └─▶ each is *marked*; a marked block that is held is *guarded* in its lowest
@@ -119,7 +119,7 @@ class _Space:
     is_arranging: bool = False
 
 
-class Guards:
+class Pins:
     """Pins in effect. `slot_bytes` of a namespace in a tier; `settle` is called with blocks that may leave again."""
 
     def __init__(

@@ -5,10 +5,10 @@
 
 Bytes are whole slots. In DRAM a block counts from when its slot is handed out, on NVMe from
 when its write is under way: so a quota holds at every moment, not only afterwards. A block
-that is in both tiers counts in both. Usage is counted as blocks come and go, for everybody,
+that is in both tiers counts in both. Usage is counted as blocks come and go, for all tenants,
 with or without a quota.
 
-Who has a quota has an order of its own blocks, coldest leaf first, beside the tier's policy.
+A holder with a quota has an order of its own blocks, coldest leaf first, besides the tier's policy.
 """
 
 from __future__ import annotations

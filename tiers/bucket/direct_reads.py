@@ -148,7 +148,7 @@ def _timeval(seconds: float) -> bytes:
 
 
 class _Request:
-    """One range, between the thread that receives it and whoever waits for it."""
+    """One range, between the thread that receives it and the coroutine that waits for it."""
 
     def __init__(self, url: SplitResult, start: int, views: Sequence[memoryview]) -> None:
         self.url = url

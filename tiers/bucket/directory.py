@@ -3,7 +3,7 @@ have (bytes that are no text, a line break, a link to itself), and never says wh
 
     each_object   every object below a folder; what cannot be one, or may not be looked at, is passed over
     folder_names  the folders right below one
-    sweep         removes what killed processes left: "<name>#<number>", written beside an object before it is renamed
+    sweep         removes what killed processes left: "<name>#<number>", written in the folder of an object before it is renamed
 
 Blocks on the file system: call it from a thread.
 """
@@ -52,7 +52,7 @@ def folder_names(root: str, prefix: str) -> list[str]:
 
 def sweep(root: str, older_s: float) -> int:
     """Remove what was left half written so long before the latest change of a folder: by the clock of the files, and
-    never more than has passed. Whoever is still at it finds its file gone, and writes it again. Returns how many."""
+    never more than has passed. A writer that is still at it finds its file gone, and writes it again. Returns how many."""
     staged: list[tuple[str, float]] = []
     latest_s = 0.0
     for _, entry in _walked(root, "", ()):
@@ -70,7 +70,7 @@ def sweep(root: str, older_s: float) -> int:
                 os.unlink(path)
                 count += 1
             except OSError:
-                continue  # somebody else has removed it, or only they may
+                continue  # another process has removed it, or only another user may
     return count
 
 

@@ -15,8 +15,8 @@ A content that could change is copied before it is sent, because a call that was
 Credentials are taken from the options, or else from where obstore looks for them: the environment, the files it
 names, the machine's role. They are in no message (tiers/bucket/object_failures.py) and in no repr.
 
-A directory: an object is a file, written beside and renamed. Nothing is synced; after a power cut an object may
-be cut off or empty, which whoever reads it finds out by its checksum.
+A directory: an object is a file, written under another name and renamed. Nothing is synced; after a power cut an
+object may be cut off or empty, which its reader finds out by its checksum.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class StoredObjects(Objects):
             await obstore.put_async(self._store, name, content, mode="create", use_multipart=False)
         except (AlreadyExistsError, PreconditionError) as error:
             if "ConditionalRequestConflict" in str(error):
-                raise  # somebody else is at it; who wins is not decided yet
+                raise  # another process is at it; who wins is not decided yet
             return False
         except StoreErrors as error:
             self._has_conditions = not lacks_conditions(error)

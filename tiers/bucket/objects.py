@@ -53,7 +53,7 @@ class Objects(ABC):
 
     @abstractmethod
     async def get(self, name: str) -> memoryview:
-        """All of it, however large: only where somebody has said how large it is."""
+        """All of it, however large: only where its size is known from elsewhere."""
 
     async def get_within(self, name: str, size_bytes_max: int) -> memoryview:
         """All of it, unless it is larger: then ObjectDamaged, and no store that says the size first has its bytes sent."""

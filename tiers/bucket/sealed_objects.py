@@ -1,12 +1,12 @@
-"""Sealed objects: a store of which nothing is believed that nobody with a key of the deployment has written.
+"""Sealed objects: a store whose content is believed only where it was written with a key of the deployment.
 
     put ──▶ sealed, bound to region and name ──▶ store ──▶ opened, or ObjectDamaged ──▶ get
 
 Everything above sees the same names, contents and sizes as without a key. Packs and chunks of models go through as they are:
-they are read in parts, and whoever reads them verifies each part (tiers/bucket/seals.py).
+they are read in parts, and their readers verify each part (tiers/bucket/seals.py).
 
-What cannot be opened is damaged, for everybody: it costs itself and nothing else. What says that it is sealed with a key that is
-not in the file is refused: nobody deletes it, for the file may lack a key. Each name is logged once.
+An object that cannot be opened counts as damaged; others are not affected. One that says that it is sealed with a key that is
+not in the file is refused, and never deleted, for the file may lack a key. Each name is logged once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tiers.together import in_thread
 
 SEALED_MAGIC: Final = b"KVSEAL1\n"
 SEAL_BYTES: Final = len(SEALED_MAGIC) + KEY_ID_BYTES + TAG_BYTES + 1  # more than the content
-IN_PARTS: Final = ("packs/", "models/chunks/")  # verified by whoever reads them
+IN_PARTS: Final = ("packs/", "models/chunks/")  # verified by their readers
 INLINE_BYTES_MAX: Final = 2 * MIB  # sealed and opened by the loop itself, in 2 ms
 NAMES_LOGGED_MAX: Final = 4096  # then they are logged again
 

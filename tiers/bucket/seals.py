@@ -1,4 +1,4 @@
-"""Seals: what is read from a bucket is believed only where somebody with a key of the deployment has written it.
+"""Seals: proof that what is read from a bucket was written with a key of the deployment.
 
     small objects   magic (8) │ key id (4) │ tag (16) │ ciphertext     AES-SIV (RFC 5297) over the content, bound to the region
                                                                        and the object's own name; names in it cannot be read
@@ -6,7 +6,7 @@
     records         GMAC (AES-256) under a key of this pack alone: any of them is verified without the others
     chunks          none: the manifest, which is sealed, names them by SHA-256
 
-Who writes seals with the first key of the file; whoever reads takes any of them. AES-SIV is deterministic, and needs no nonce:
+A writer seals with the first key of the file; a reader takes any of them. AES-SIV is deterministic, and needs no nonce:
 the same content under the same name is the same object, as without a key. A key of a pack follows from all that its header says,
 and from a checksum of what is stored; the nonce of a record is its place in it: no nonce is used for two contents.
 

@@ -135,7 +135,7 @@ class Arena:
         return self.layout.capacity_bytes - len(self._unbacked) * self.layout.slab_bytes
 
     def is_whole(self) -> bool:
-        """False once somebody has cut the file of slabs: what is in it is lost, touching it kills."""
+        """False once the file of slabs was cut off: what is in it is lost, touching it kills."""
         return self._files.is_whole()
 
     def is_named(self) -> bool:
@@ -392,7 +392,7 @@ class Arena:
         return True
 
     def _back_first(self) -> None:
-        """As much as takes no time: a small arena has all of its slabs before anybody asks."""
+        """As much as takes no time: a small arena has all of its slabs before the first request."""
         touch = self.page_kind == "huge tmpfs"  # huge=advise gives huge pages to touched memory only
         self._unbacked = set(self._pool.absent)
         for slab in sorted(self._unbacked)[: -(-ARENA_OPEN_BYTES // self.layout.slab_bytes)]:
@@ -470,7 +470,7 @@ class Arena:
         yield from self._pool.check_slices()
         problems: list[str] = []
         if not self.is_whole():
-            problems.append("arena: somebody has changed the length of its file")
+            problems.append("arena: the length of its file was changed")
         writing, ready, lent = set(), 0, set()
         for looks, slot in enumerate(self._table.used_slots(self._files.table_fd), 1):
             if looks % CHECK_SLICE_SLOTS == 0:

@@ -9,7 +9,7 @@ without a table is not ours. Both appear under their names complete, and are nev
 through a name. An arena that cannot be adopted, because it has other settings, another
 format version, a damaged header or a data file of another length, is replaced with one
 warning: it is a cache. So is whatever lies under the name of an instance and belongs to our user: an empty table, a
-link, a directory (which is kept under another name). A file that somebody else made is never touched.
+link, a directory (which is kept under another name). A file of another user is never touched.
 
 Clients can shrink the data file: only a memfd can be sealed against that, and a memfd dies
 with the last process that holds it, while an arena must outlive the daemon. So the daemon's
@@ -214,7 +214,7 @@ def _misfit(path: Path, data_fd: int | None, found: Layout, inode: int, layout: 
     if found != layout:
         return f"was made for {found.settings}, now {layout.settings}"
     if status.st_size != layout.capacity_bytes:
-        return f"somebody made it {format_bytes(status.st_size)} long, it had {format_bytes(layout.capacity_bytes)}"
+        return f"it is {format_bytes(status.st_size)} long now, it had {format_bytes(layout.capacity_bytes)}"
     return None
 
 
@@ -264,7 +264,7 @@ def _is_at(path: Path, fd: int) -> bool:
 
 
 def _create(path: Path, layout: Layout) -> ArenaFiles | None:
-    """A new arena that appears complete and locked; None when somebody was faster."""
+    """A new arena that appears complete and locked; None when another process was faster."""
     with contextlib.ExitStack() as opened:
         directory_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, directory_fd)
@@ -281,7 +281,7 @@ def _create(path: Path, layout: Layout) -> ArenaFiles | None:
                 return None
             if not _link(data_fd, path, directory_fd):
                 table_path(path).unlink()
-                raise NotOursError(f"arena {path}: somebody else's file has just appeared there")
+                raise NotOursError(f"arena {path}: another file has just appeared there")
             made.pop_all()
         return ArenaFiles(path, layout, table_fd, data_fd, adopted=False)
 

@@ -1,10 +1,10 @@
-"""Arenas that lie in memory, whoever made them: which there are, and giving one back.
+"""Finds the arenas that lie in this machine's memory, and removes one that no daemon uses.
 
     kvstore-ID.table   its lock says whether a daemon uses it
     kvstore-ID.arena   what it holds of the memory, until it is removed
 
 An arena outlives its daemon on purpose. One whose data directory is gone is never adopted again, and
-holds its memory until somebody removes it here.
+holds its memory until it is removed here.
 """
 
 from __future__ import annotations

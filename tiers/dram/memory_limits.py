@@ -5,7 +5,7 @@
     cgroup v1, ours and above     memory.stat, memory.usage_in_bytes         the same on older systems
 
 Each is a `Limit`; the tightest one counts. Page cache counts as free: the kernel gives it up before it
-kills anybody. Where our group lies is read from the mount table, so that it is found in a container, too,
+kills a process. Where our group lies is read from the mount table, so that it is found in a container, too,
 which sees a part of the tree or calls its own group "/". Whatever cannot be read sets no limit.
 """
 
@@ -74,7 +74,7 @@ def free_bytes(proc: Path = PROC) -> int:
 def memory_left(size_bytes: int, headroom_bytes: int = MEMORY_HEADROOM_BYTES, proc: Path = PROC) -> bool:
     """Whether this much may be taken, so that `headroom_bytes` are left.
 
-    Without the question the kernel would answer by killing somebody.
+    Without this question the kernel would kill a process.
     """
     return free_bytes(proc) >= size_bytes + headroom_bytes
 

@@ -3,7 +3,7 @@
     image of a model   │ slab 0 │ slab 1 │ … │ slab N-1, behind its end zeros │    contiguous in a client's address space
     arena              │ KV │ slab 1 │ KV │ KV │ slab 0 │ …                        whichever slabs were free
 
-A model's slab is one slot, as large as the slab, in a row like any other: WRITING while somebody fills it, READY with the
+A model's slab is one slot, as large as the slab, in a row like any other: WRITING while it is filled, READY with the
 checksum of all of its bytes. So whatever holds for records holds for it: adoption, quarantine, generations, owners. Its key
 begins with MODELS, which no namespace may have, and says the rest of what must be known: an arena needs no other file to say
 which models are in it, and an older program takes such a slab for a record of a namespace that nobody uses.

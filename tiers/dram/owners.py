@@ -4,7 +4,7 @@
                     │ the writer is lost
                     ▼
               abandoned: its generation is raised ──▶ nobody holds the lock ──▶ handed out again
-                                    │ somebody does                                ▲
+                                    │ one is held                                  ▲
                                     ╰──────▶ quarantine ──── he let go ────────────╯
 
 Each client has a file without a name, of which nobody else has a descriptor, and holds its OFD lock for as long as it
@@ -18,7 +18,7 @@ client that holds its lock is waited for.
 
 Those files end with the daemon. For the next one a writer locks, besides, a byte of the arena itself, together with all
 others (a shared lock; another byte in each life): what an adopted arena says is being written waits for the bytes that
-were locked when it was opened. Whoever locks such bytes keeps nobody from writing; only those slots wait for him.
+were locked when it was opened. A process that locks such bytes keeps no other from writing; only those slots wait for it.
 Clients from before have no file, and lock the byte of their number.
 
 Whichever of the two comes first, the other one sees it: a client that was cut off and wakes
@@ -147,10 +147,10 @@ class Owners:
         """The writer of these slots is lost, and their generations were raised. Returns those that nobody
         writes into; the others are in quarantine."""
         suspects: dict[frozenset[int], list[int]] = {}
-        everybody = frozenset(self._claimed.union(self._files, self._lost))
+        all_owners = frozenset(self._claimed.union(self._files, self._lost))
         for slot in slots:
             owner = self._writers[slot]
-            among = everybody if owner == OWNER_ANY else frozenset((owner,))
+            among = all_owners if owner == OWNER_ANY else frozenset((owner,))
             suspects.setdefault(among, []).append(slot)
         return self._free_of(suspects, len(slots))
 

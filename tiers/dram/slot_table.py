@@ -22,8 +22,8 @@ Why a row may be believed after `kill -9` (stores of one process land in program
 * taking: size, key, parent, columns and row hash are stored before the state becomes WRITING, and
   do not change until it is FREE again;
 * committing: checksum and time are stored before the state becomes READY;
-* giving back: the generation is raised before the state becomes FREE, so whoever copied
-  bytes out knows that they may have been replaced. A kill in between leaves a READY
+* giving back: the generation is raised before the state becomes FREE, so a reader that
+  copied bytes out knows that they may have been replaced. A kill in between leaves a READY
   row whose bytes nobody has touched: it is adopted, under the new generation.
 
 The state is one byte. The row hash is there for damage, not for kills; it is seeded with
@@ -220,7 +220,7 @@ class SlotTable:
             at += 2
 
     def raise_generations(self, slots: Sequence[int]) -> None:
-        """Whoever looks at the generation of one of these slots from now on sees that it is not his any more."""
+        """From now on the generation of these slots shows that they are not their leases' any more."""
         for slot in slots:
             number = self._number(slot)
             self._generations[number] = (self._generations[number] + 1) & _GENERATION_MASK

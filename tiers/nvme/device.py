@@ -211,7 +211,7 @@ class Device:
     def _fitting(self, piece: Piece) -> Piece:
         """Those rows of one slab that fit the class of its first one and have bytes in its file.
 
-        All others, which a power cut or somebody's hand may leave, are cleared.
+        All others, which a power cut or a change by hand may leave, are cleared.
         """
         if not piece.slots:
             return piece

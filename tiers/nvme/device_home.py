@@ -6,7 +6,7 @@
     DIR/slab-000000.kvs   slabs
 
 A directory is taken only when it is empty or carries our marker, and everything is asked
-before anything is written: somebody else's files, a newer format and a directory that
+before anything is written: files of others, a newer format and a directory that
 another process holds are left exactly as they were. A directory of an older format, made
 with other settings, or whose marker is damaged, starts cold: a new instance, so that none of its rows is
 believed.
@@ -129,7 +129,7 @@ def _new() -> str:
 
 
 def require_place(path: Path) -> None:
-    """Refuse a directory that cannot be made or holds somebody else's files: a mistyped path, most likely.
+    """Refuse a directory that cannot be made or holds files of others: a mistyped path, most likely.
 
     What is damaged in a directory of ours is no reason. Blocks on the disk. Raises OpenError.
     """
@@ -148,7 +148,7 @@ def require_place(path: Path) -> None:
 def read_marker(path: Path) -> Marker | None:
     """The marker of a directory, or None in an empty one.
 
-    Raises NotOursError, VersionError, DamagedError (ours, by what lies beside it), OSError.
+    Raises NotOursError, VersionError, DamagedError (ours, by the other files there), OSError.
     """
     try:
         content = read_bytes(path / MARKER, _MARKER_BYTES_MAX, follow=False)
@@ -179,7 +179,7 @@ def read_marker(path: Path) -> Marker | None:
 
 
 def _damaged_or_not_ours(path: Path, error: Unreadable) -> OpenError:
-    """By what lies beside it."""
+    """By the other files in its directory."""
     if (path / TABLE).exists():
         return DamagedError(f"nvme directory {path}: its {MARKER} is damaged: it starts cold")
     return NotOursError(f"nvme directory {path}: its {MARKER} is not ours: {error.why}")
@@ -197,7 +197,7 @@ def _difference(found: Marker, wanted: Marker) -> str:
 
 
 def _check_access(path: Path) -> None:
-    """Raises OpenError where somebody else may write into the directory, and so plant links there."""
+    """Raises OpenError where another user may write into the directory, and so plant links there."""
     found = os.stat(path)
     if found.st_uid not in (0, os.geteuid()):
         raise SettingError(f"nvme directory {path}: belongs to user {found.st_uid}; it must be ours")

@@ -1,15 +1,15 @@
 """The slab files of one NVMe device.
 
     slab 0  slab-000000.kvs  [■■■■■■■■■■■■]  backed: the file system has given all its blocks
-    slab 1  slab-000001.kvs  [■■■■]          short: cut by somebody; given its blocks again on use
+    slab 1  slab-000001.kvs  [■■■■]          short: was cut off; given its blocks again on use
     slab 2                                   absent until the device grows
 
 A backed slab stays allocated when it empties: the next class takes it over without asking
 the file system. Descriptors are opened on use and at most NVME_SLAB_FDS_MAX idle ones are
 kept, so the number of slabs is not bound by the limit on open files.
 
-Files are opened in the directory that was there at the start, whatever is at its path later: nothing is made in what
-somebody put, or mounted, in its place.
+Files are opened in the directory that was there at the start, whatever is at its path later: nothing is written
+to another directory that was put, or mounted, in its place.
 
 Everything blocks on the disk and may raise OSError. Thread-safe; the lock is never held
 during a system call, so one that hangs holds up nobody else.

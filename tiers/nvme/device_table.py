@@ -14,8 +14,8 @@ A row does not cross a page, so `kill -9` leaves it old or new; a power cut may 
 Rows go through the page cache with pread and pwrite, and nothing is synced. Measured on ext4
 (microseconds): a row read 0.8, or 72 where the page is not cached; a row written 6. With
 O_DIRECT each costs 50 to 75, and a write would have to read and lock its 4 KiB first. A
-mapping would be as fast, but a page fault on a file system that hangs stops whoever touches
-it. A trailer of 4 KiB behind each record would save the row, and cost 6 % of the disk at
+mapping would be as fast, but a page fault on a file system that hangs stops the thread that
+touches it. A trailer of 4 KiB behind each record would save the row, and cost 6 % of the disk at
 64 KiB a record and one random read per record at the start: a million instead of 256 MiB
 read in one go.
 

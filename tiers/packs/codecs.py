@@ -8,7 +8,7 @@ gaussian bf16 values whose channels have scales of their own, 64 KiB and 1 MiB a
 (zstd of the whole 1.24 to 1.29), 0.45 GB/s to encode, 0.8 to decode. Random bytes stay as they are.
 
 A record that does not become shorter is stored plain, which its size says; so is a large one that becomes shorter than one
-in RATIO_MAX, which only a record of one value does: what a few bytes say they are would be allocated by whoever reads them.
+in RATIO_MAX, which only a record of one value does: what a few bytes say they are would be allocated by their reader.
 Whether bytes are right is not asked here: the checksum of the record says it.
 """
 

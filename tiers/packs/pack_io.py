@@ -13,7 +13,7 @@ comes back is compared in the caller's view, so what is a HIT is what the caller
 Bytes are moved and hashed by a thread and not by the event loop, if they are many. The thread lets go of the
 interpreter every 2 MiB; joining 64 MiB in one call would hold it for 30 ms.
 
-A pack is put without asking whether it is there. Whoever asks knows that from the catalogue already; a HEAD
+A pack is put without asking whether it is there. The caller knows that from the catalogue already; a HEAD
 would cost every pack a request and a round trip to save one upload in thousands; and a pack that rotted is
 healed by putting it again.
 """

@@ -61,7 +61,7 @@ class PackMemory(Sequence[memoryview]):
         return self._object
 
     def release(self) -> bool:
-        """Give up all views. False where somebody still uses one: then the memory must be left to them."""
+        """Give up all views. False where one is still in use: then the memory stays with its user."""
         try:
             for view in (*self._views, *filter(None, [self._object]), self._all):
                 view.release()

@@ -6,7 +6,7 @@
     name     packs/<namespace>/<id>, the id being the xxh3_128 of the header
 
 A pack says everything of itself: a catalogue can be made again from packs alone. Its id follows from its content, so
-whoever packs the same bytes makes the same object, and putting it twice changes nothing. When a record was
+the same bytes always make the same object, and putting it twice changes nothing. When a record was
 stored is not in it: that is no content.
 
 Records lie one after the other, so any of them is read by range. `sizes` says how long each is where a codec made

@@ -167,7 +167,7 @@ def _without_ours(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_memory(kind: type, name: str) -> bool:
-    """Whether an attribute is what somebody has once worked out from the others."""
+    """Whether an attribute was worked out from the others."""
     declared = any(name in getattr(each, "__dataclass_fields__", {}) for each in kind.__mro__)
     return not declared and (name.startswith("_") or isinstance(getattr(kind, name, None), cached_property))
 

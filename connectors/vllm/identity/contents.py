@@ -48,7 +48,7 @@ class Mark(NamedTuple):
 
 
 class Names:
-    """The names of a request's blocks, as a sequence beside its `block_hashes`, which it follows as they grow.
+    """The names of a request's blocks, as a sequence like its `block_hashes`, which it follows as they grow.
     unknown: why they are no names, or empty."""
 
     def __init__(self, request: Any, hash_tokens: int, contents: Contents) -> None:

@@ -2,10 +2,10 @@
 
 vLLM's default loader is asked itself: it prefers safetensors to pickles, knows files that only training needs, goes
 by an index where there is one. What other loaders read (tensorizer, streamers, sharded states, caches of a plugin) is
-not followed: such weights have no digest by files. Files beside the weights that say how they are quantised count too.
+not followed: such weights have no digest by files. Files with the weights that say how they are quantised count too.
 Names count only where the loader goes by them: not those of the directory, the revision or the repository.
 
-What a model loads from elsewhere, beside its own directory, only its ranks can say (`elsewhere`), and which code they
+What a model loads from elsewhere, besides its own directory, only its ranks can say (`elsewhere`), and which code they
 run that does not come with vLLM (`foreign_code`): a plugin's, that of transformers, or of the model's own directory.
 """
 

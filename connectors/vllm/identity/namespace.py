@@ -10,7 +10,7 @@ so all of that is here:
 
     digest = first 16 bytes of SHA-256 over the sorted fields, less the labels
 
-The configuration is there as one digest of all that counts; what is not vLLM's own default is written out beside it, so
+The configuration is there as one digest of all that counts; what is not vLLM's own default is written out as well, so
 that `kvstore explain --engines` can say what separates two namespaces. Labels (the model's name and revision)
 are for people, reports and rules: what the first engine called it. What it is follows from contents.
 

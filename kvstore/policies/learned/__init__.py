@@ -24,7 +24,7 @@ from kvstore.steps import Steps, finish
 
 
 class Learned(Policies):
-    """The family that shares one experience."""
+    """All policies of a node, which share one experience."""
 
     def __init__(self, later: Callable[[Steps[None]], object] = finish) -> None:
         self.reuse = Reuse()
@@ -56,10 +56,10 @@ class Learned(Policies):
 class Judged(LeafFirst):
     """One tier's leaves, as the winner of the contest sees them."""
 
-    def __init__(self, bit: int, family: Learned) -> None:
+    def __init__(self, bit: int, policies: Learned) -> None:
         super().__init__(bit, by_kind=True)
-        self._reuse = family.reuse
-        self._contest = family.contest
+        self._reuse = policies.reuse
+        self._contest = policies.contest
 
     @property
     def judge(self) -> Judge:

@@ -26,7 +26,7 @@ _FAR = 2.0**60  # further than any clock: the number of uses decides, then the l
 
 
 class Judge(ABC):
-    """Values blocks. `touched` is the clock of `Reuse` at the last use. `choosy`: not everybody is let in."""
+    """Values blocks. `touched` is the clock of `Reuse` at the last use. `choosy`: not every block is let in."""
 
     choosy = False
 
@@ -79,7 +79,7 @@ class Frequent(Judge):
 
 
 class Loyal(Frequent):
-    """Who is here stays until somebody comes who was used more often."""
+    """A block stays until one comes that was used more often."""
 
     choosy = True
 

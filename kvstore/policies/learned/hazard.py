@@ -125,7 +125,7 @@ def _uses_group_of(kind: int) -> int:
 
 USES_GROUP_OF = [_uses_group_of(kind) for kind in range(KINDS)]
 RELATIVES_OF = [USES_GROUP_OF[kind] if kind < _LAST else USES_GROUPS for kind in range(KINDS)]
-UNKNOWN = kind_of(1, 1, 8)  # blocks that a restart found: of somebody's first turn, for all we know
+UNKNOWN = kind_of(1, 1, 8)  # blocks that a restart found: taken as those of a first turn
 
 _SCATTER = 0x9E37_79B1  # of 2**32 the golden section: its multiples are in step with no traffic
 EVERY_HASH = 1 << 32  # above all fingerprints
@@ -144,7 +144,7 @@ class Tally:
     """Of one kind: how many blocks reached each age, how many were used in it. relatives: the kinds whose
     experience it borrows.
 
-    What follows from the counts is worked out when somebody asks: of most ages, and of many kinds, nobody does.
+    What follows from the counts is worked out when it is needed: for most ages, and for many kinds, it never is.
     """
 
     __slots__ = ("_chance", "_hits", "_lesson", "densities", "grown", "relatives", "risk", "used")

@@ -1,6 +1,6 @@
 """Leaves: what may leave a cache, in queues by kind, and the cheapest of it. Leaves go before their parents.
 
-    kind 3 │ oldest … youngest │      Within a kind the oldest goes first, whoever judges;
+    kind 3 │ oldest … youngest │      Within a kind the oldest goes first, for every judge;
     kind 7 │ oldest … │               which kind has to give is the judge's opinion: only
     kind 9 │ oldest … youngest │      the oldest of each kind are compared.
 

@@ -10,7 +10,7 @@ blocks; small caches are their own sample. The sample is thinned out little by l
 grow, so that shadows never take more than a bounded memory and time.
 
 Until the first block leaves the tiers, all judges agree, and the first one decides: LRU, as
-nothing is known. Afterwards another one takes over only when it has been better by more than
+nothing is known. Afterwards another one decides only when it has been better by more than
 chance would have it, and the first one again as soon as it is as good.
 
 Most of what a contest loses it loses by believing chance: for each two judges it counts how
@@ -212,7 +212,7 @@ class Contest:
             self._choose()
         behind = [shadow for shadow in self._shadows if shadow.below > self.below]
         if behind:
-            # One with each request: all at once would hold everybody up.
+            # One with each request: all at once would hold up the loop.
             yield from behind[0].thin_out_steps(self.below)
         elif (most := max(map(len, self._shadows))) > CONTEST_SAMPLE_MAX:
             excess = min(most - CONTEST_SAMPLE_MAX, most // CONTEST_THINNED_MOST)

@@ -1,4 +1,4 @@
-"""What this machine does with our tiers, each figure beside the limit it is measured against.
+"""`kvstore bench`: what this machine does with our tiers, each figure with the limit it is measured against.
 
     plan ─▶ runner ─┬─ dram      put, get, view      against one thread's memcpy
                     ├─ lookup    2048 hashes         against a bare round trip

@@ -61,8 +61,8 @@ def _move(
 ) -> tuple[Rounds, Namespace, bytes]:
     """Rounds of puts, gets and their limits; the namespace, and a block that is in it at the end."""
     source, into = Region(blocks, block_bytes), Region(blocks, block_bytes)
-    beside = Region(plan.arena_bytes // block_bytes, block_bytes, arena_directory)
-    targets = cycle(beside.addresses)  # the next ones each time
+    outside = Region(plan.arena_bytes // block_bytes, block_bytes, arena_directory)
+    targets = cycle(outside.addresses)  # the next ones each time
     space = client.namespace(os.urandom(16), block_bytes, HASH_BYTES, 64, {"model": "bench"})
     fill = -(-plan.arena_bytes // (blocks * block_bytes))  # rounds until every put evicts
     rounds = Rounds(blocks * block_bytes, fill + plan.warm_up_rounds)

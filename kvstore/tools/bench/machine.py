@@ -33,7 +33,7 @@ def facts(directory: Path, arena_directory: Path) -> dict[str, Value]:
 
 
 class Others:
-    """CPU time of everybody else, between making this and asking."""
+    """CPU time of all other processes, between making this and asking."""
 
     def __init__(self) -> None:
         self._busy, self._total = _machine_jiffies()
@@ -55,7 +55,7 @@ def _cpu_model() -> str:
 
 
 def _machine_jiffies() -> tuple[int, int]:
-    """(busy, all) of all CPUs since boot. Steal counts as busy: somebody else had the CPU."""
+    """(busy, all) of all CPUs since boot. Steal counts as busy: another machine had the CPU."""
     words = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
     user, nice, system, idle, iowait, irq, softirq, steal = map(int, words)
     busy = user + nice + system + irq + softirq + steal

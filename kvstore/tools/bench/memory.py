@@ -1,6 +1,6 @@
 """Memory to measure with: mapped, on the pages that are wanted, touched before use.
 
-Private memory is what an engine's host memory is like; shared memory is a file beside the arena,
+Private memory is what an engine's host memory is like; shared memory is a file in the arena's directory,
 so that it lies on the same kind of pages. Both are filled, so that no page is the zero page.
 """
 

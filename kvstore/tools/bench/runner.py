@@ -30,7 +30,7 @@ def run(
     plan: P, directory: Path, parts: Mapping[str, Part[P]], say: Callable[[str], None]
 ) -> dict[str, Value]:
     """Measure these parts with files under `directory`. Raises DaemonError, KvstoreError, TierError, OSError."""
-    # Where a daemon would put its arena, with room for a second one of our own beside it.
+    # Where a daemon would put its arena, with room for a second one of our own.
     arena_directory = choose_arena_path(None, "auto", 3 * plan.arena_bytes, "bench").parent
     started_s = time.monotonic()
     values: dict[str, Value] = {}

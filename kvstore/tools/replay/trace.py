@@ -123,7 +123,7 @@ def _name(names: dict[tuple[bytes, int], bytes], block: tuple[bytes, int], trace
 
 
 def _note(line: Line, block_tokens: int, trace: Trace) -> None:
-    """What of a line is worth a word to whoever reads the figures."""
+    """What of a line the reader of the figures should know."""
     blocks, tokens = len(line.hash_ids), line.input_length
     trace.repeated_ids += blocks - len(set(line.hash_ids))
     trace.assumed_lines += line.block_tokens is None

@@ -1,4 +1,4 @@
-"""Belady's bound, approximately: whoever is used last leaves, known from the trace. Offline, for replay only.
+"""Belady's bound, approximately: the block whose next use is latest leaves, known from the trace. For replay only.
 
 Approximate, as every bound is that keeps prefixes whole: a new block whose next use is later
 than that of everything held is not let in.
