@@ -24,17 +24,8 @@ def _flock(kind: int, owner: int) -> bytes:
     return _FLOCK.pack(kind, os.SEEK_SET, LOCK_BASE + owner, 1, 0)
 
 
-def try_lock(fd: int, owner: int) -> bool:
+def try_lock(fd: int, owner: int, kind: int = fcntl.F_WRLCK) -> bool:
     """Take an owner's byte for this open file; False if another open file holds it. Never blocks."""
-    return _try(fd, fcntl.F_WRLCK, owner)
-
-
-def try_share(fd: int, owner: int) -> bool:
-    """The same, together with others who share it; the file need not be open for writing."""
-    return _try(fd, fcntl.F_RDLCK, owner)
-
-
-def _try(fd: int, kind: int, owner: int) -> bool:
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(kind, owner))
     except OSError as error:

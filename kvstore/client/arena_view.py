@@ -179,24 +179,20 @@ os.register_at_fork(after_in_child=_forget_guards_in_child)
 
 
 class OwnerLock:
-    """Held while a write lease is open: a file of our own, or, of a daemon from before, a byte of the arena."""
+    """Held while a write lease is open: a lock on a file of our own, and one on the arena that all writers share."""
 
-    def __init__(self, fd: int, lock_base: int, owner: int, own_fd: int = -1) -> None:
+    def __init__(self, arena_fd: int, lock_base: int, owner: int, own_fd: int) -> None:
         """Lock through new open files of these. Raises OSError."""
         self._guard = threading.Lock()
-        self._byte = lock_base + owner
         self._connected = True
         self._writers = 0
-        self._shared_fd = -1  # for the daemon that comes next: its byte is locked by all writers together
-        self._fd = reopen(fd)
-        if own_fd >= 0:
-            self._shared_fd, self._shared_byte = self._fd, self._byte
-            self._fd = -1
-            try:
-                self._fd, self._byte = reopen(own_fd), lock_base
-            except OSError:
-                os.close(self._shared_fd)
-                raise
+        self._byte, self._shared_byte = lock_base, lock_base + owner
+        self._fd = reopen(own_fd)
+        try:
+            self._shared_fd = reopen(arena_fd)  # for the daemon that comes next
+        except OSError:
+            os.close(self._fd)
+            raise
 
     def enter(self) -> None:
         """A write lease opens; look at its generations after this. Raises OSError where another process has the byte."""
@@ -227,10 +223,9 @@ class OwnerLock:
         self._close()
 
     def _set(self, kind: int) -> None:
-        if self._shared_fd >= 0:
-            shared = fcntl.F_RDLCK if kind == fcntl.F_WRLCK else fcntl.F_UNLCK
-            with contextlib.suppress(OSError):  # another process has it: then it is locked, as it is to be
-                fcntl.fcntl(self._shared_fd, fcntl.F_OFD_SETLK, _flock(shared, self._shared_byte))
+        shared = fcntl.F_RDLCK if kind == fcntl.F_WRLCK else fcntl.F_UNLCK
+        with contextlib.suppress(OSError):  # another process has it: then it is locked, as it is to be
+            fcntl.fcntl(self._shared_fd, fcntl.F_OFD_SETLK, _flock(shared, self._shared_byte))
         fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _flock(kind, self._byte))
 
     def _close_if_unused(self) -> None:

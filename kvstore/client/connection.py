@@ -267,7 +267,6 @@ class Connection:
             label[: frames.LABEL_CHARS_MAX],
             attach,
             read_only=not writable,
-            own_lock=True,
             door=door,
         )
         self._set_timeout(deadline)
@@ -291,10 +290,10 @@ class Connection:
                 )
             self.instance, self.life = welcome.instance, welcome.life
             if attach:
-                if not 2 <= len(fds) <= 3:
+                if len(fds) != 2 + writable:
                     raise ConnectionError("the daemon sent no arena")
                 if writable:
-                    self._lock = OwnerLock(fds[0], welcome.lock_base, welcome.owner, *fds[2:])
+                    self._lock = OwnerLock(fds[0], welcome.lock_base, welcome.owner, fds[2])
                 self._view = mapped(fds[0], welcome.arena_bytes, fds[1], welcome.generations_bytes, writable)
         finally:
             for fd in fds:

@@ -323,11 +323,8 @@ class Door:
             raise
 
     def _claim(self, hello: frames.Hello) -> tuple[int, int, list[int]]:
-        """The number of a client, the byte of the arena that it locks, and the file that it locks."""
+        """The number of a client, the byte of the arena that all writers share, and the file that it locks."""
         arena = self._arena
-        if not hello.own_lock:
-            owner = arena.owners.claim()
-            return owner, owner, []
         if hello.read_only:
             return arena.owners.claim_reader(), arena.owners.writers_byte, []
         owner, fd = arena.owners.claim_file()

@@ -13,7 +13,7 @@ Block hashes travel joined, `hash_bytes` each, so that 2048 of them cost one cop
 2048 objects. KV bytes never travel here: they go through the arena. File
 descriptors come with Welcome: one of its slabs, which may be written unless Hello said
 read_only, and one of the table file, which may only be read and shows the generations; a
-third one for a writer that asked for own_lock. None is the one that the daemon's lock is on: the lock must not outlive the daemon.
+third one for a writer, which it locks while it writes. None is the one that the daemon's lock is on: the lock must not outlive the daemon.
 
 Requests have tags below 64, answers from 64 on. Fields may be added at the end, with a
 default; anything else raises PROTOCOL_VERSION.
@@ -34,7 +34,7 @@ from msgspec import Meta
 from tiers.checksum import COLUMNS_MAX
 from tiers.dram.model_slabs import CONTENT_BYTES, LABEL_BYTES_MAX, SLABS_MAX
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 HEADER = struct.Struct("<I")
 HEADER_BYTES = HEADER.size
@@ -70,14 +70,13 @@ _Text = Annotated[str, Meta(max_length=1024)]
 
 class Hello(msgspec.Struct, array_like=True, tag=1):
     """The first frame. attach: whether the arena is wanted (admin tools do without). read_only: a client that
-    never writes gets a descriptor that it cannot write through. own_lock: it locks a file of its own while it writes. door: the one
-    that this process is (kvstore grpc): it has an audit of its own."""
+    never writes gets a descriptor that it cannot write through. door: the one that this process is (kvstore grpc): it has an
+    audit of its own."""
 
     protocol: int
     label: Annotated[str, Meta(max_length=LABEL_CHARS_MAX)]
     attach: bool = True
     read_only: bool = False
-    own_lock: bool = False
     door: Annotated[str, Meta(max_length=16, pattern="^[a-z]*$")] = ""
 
 
@@ -429,10 +428,9 @@ class SetSetting(msgspec.Struct, array_like=True, tag=44):
 
 
 class Welcome(msgspec.Struct, array_like=True, tag=64):
-    """instance: who answers; life: a number of its own since its last start. owner, lock_base: the client locks byte lock_base + owner of the arena file
-    (OFD write lock) while it writes, and looks at the generations once it has the lock; with own_lock it locks byte
-    lock_base of the third file, and that one of the arena with a read lock, if it can. generations_bytes: how
-    much of the table file it maps, to read the generations at the offsets that Reserved and Acquired name.
+    """instance: who answers; life: a number of its own since its last start. lock_base: while a client writes it locks byte lock_base of the
+    third file (OFD write lock) and, with a read lock, if it can, byte lock_base + owner of the arena file; it looks at the
+    generations once it has the first lock. generations_bytes: how much of the table file it maps, to read the generations at the offsets that Reserved and Acquired name.
     Without attach all but life are 0."""
 
     protocol: int

@@ -23,7 +23,6 @@ from kvstore.protocol import frames
 from tests.door.conftest import HASH_BYTES, LEASES_MAX, check, hashes_of, records_of, space_of
 from tests.door.daemon import MIB, Daemon
 from tests.door.peer import Peer
-from tiers.dram.owners import OWNER_MAX
 
 
 @pytest.fixture
@@ -314,7 +313,7 @@ def test_another_user_is_refused(arena_path: Path, caplog: Any) -> None:
 
 
 def test_a_thousand_connections(daemon: Daemon) -> None:
-    """A thousand attached peers are served at once, the one too many is refused, and all leases go back."""
+    """A thousand attached peers are served at once, and all leases go back."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 4096 <= hard or hard == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
@@ -327,12 +326,7 @@ def test_a_thousand_connections(daemon: Daemon) -> None:
     for peer in peers[::50]:
         assert peer.ask(frames.Ping()) == frames.Done()
         assert peer.ask(frames.Reserve(peer.register(), os.urandom(HASH_BYTES), b"")).lease
-    for _ in range(1000, OWNER_MAX):
-        peers.append(Peer(daemon.socket_path))
-    refused = Peer(daemon.socket_path, hello=False)
-    refused.socket.sendall(frames.encode_frame(frames.Hello(frames.PROTOCOL_VERSION, "")))
-    assert refused.error() == "too_many_connections"
-    for peer in [*peers, refused]:
+    for peer in peers:
         peer.socket.close()
     until = time.monotonic() + 10
     while daemon.call(lambda: daemon.engine.sessions) and time.monotonic() < until:

@@ -7,7 +7,6 @@ import fcntl
 import mmap
 import os
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -23,11 +22,9 @@ import pytest
 from kvstore.client import Client, Unavailable
 from kvstore.client.arena_view import ArenaView, OwnerLock
 from kvstore.errors import SocketBusy, SocketPathError
-from kvstore.protocol import frames
 from tests.door.conftest import RECORD_BYTES, DaemonProcess, check, hashes_of, records_of, space_of
 from tests.door.daemon import MIB, Daemon
 from tests.engine.fakes import FaultyDevice
-from tiers.dram.owners import OWNER_MAX
 from tiers.locks import is_locked
 
 TIMEOUT_S = 3.0
@@ -231,20 +228,6 @@ def test_nobody_locks_others_out(daemon: Daemon, client: Client) -> None:
         assert daemon.arena.owners.quarantined() == 0
     finally:
         os.close(attacker)
-
-
-def test_a_client_from_before_locks_a_byte(daemon: Daemon) -> None:
-    """One that does not ask for a lock of its own gets a number, and two descriptors, as ever."""
-    peer = socket.socket(socket.AF_UNIX)
-    peer.connect(str(daemon.socket_path))
-    peer.sendall(frames.encode_frame(frames.Hello(frames.PROTOCOL_VERSION, "old")))
-    first, fds, _, _ = socket.recv_fds(peer, 4096, 8)
-    welcome = frames.welcome_decoder.decode(first[frames.HEADER_BYTES :])
-    assert isinstance(welcome, frames.Welcome) and len(fds) == 2
-    assert welcome.owner == daemon.call(lambda: daemon.engine.sessions[0].owner) <= OWNER_MAX
-    for fd in fds:
-        os.close(fd)
-    peer.close()
 
 
 def test_killed_writer(process: DaemonProcess, arena_path: Path) -> None:

@@ -27,12 +27,10 @@ from tests.tiers.records import (
     record,
     reserve,
 )
-from tiers import locks
 from tiers.checksum import column_sizes
 from tiers.dram.arena import Arena, open_arena
 from tiers.dram.arena_files import ARENA_VERSION, existing_layout, table_path
-from tiers.dram.owners import OWNER_MAX
-from tiers.errors import BusyError, NotOursError, OpenError, RecordSizeError, TierError
+from tiers.errors import BusyError, NotOursError, OpenError, RecordSizeError
 
 SIZE = 50_000
 
@@ -411,36 +409,6 @@ def test_rows_get_their_memory_as_they_are_used(path: Path, smallest_bytes: int)
 
 
 # -- owners ----------------------------------------------------------------------------------
-
-
-def test_owner_numbers_are_not_reused_too_soon(arena: Arena, path: Path) -> None:
-    """A number is not handed out while it is claimed, or locked by somebody."""
-    fd = os.open(path, os.O_RDWR)
-    claimed = arena.owners.claim()
-    assert locks.try_lock(fd, claimed + 1)
-    assert arena.owners.claim() == claimed + 2
-    slot = write(arena, 0, claimed)
-    assert locks.try_lock(fd, claimed)
-    arena.abandon_run([slot])
-    arena.let_go_owner(claimed)
-    assert arena.sweep() == 0 and arena.owners.quarantined() == 1
-    others = [arena.owners.claim() for _ in range(OWNER_MAX - 3)]
-    assert len(set(others)) == len(others) and claimed not in others and claimed + 1 not in others
-    with pytest.raises(TierError, match="owner numbers"):
-        arena.owners.claim()
-    os.close(fd)
-    assert arena.sweep() == 1
-    assert {arena.owners.claim(), arena.owners.claim()} == {claimed, claimed + 1}
-
-
-def test_short_connections_do_not_use_up_the_numbers(arena: Arena) -> None:
-    """Whoever is gone leaves a number that somebody else can have."""
-    for number in range(2 * OWNER_MAX):
-        owner = arena.owners.claim()
-        if number % 2:
-            arena.abandon_run([write(arena, number, owner)])
-        arena.let_go_owner(owner)
-    assert arena.check() == []
 
 
 def test_the_handed_out_descriptor_holds_no_lock(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -109,7 +110,7 @@ def test_who_uses_a_model_is_seen_by_his_lock(arena: Arena) -> None:
     slots = [lend(arena, 0), lend(arena, 1)]
     fd = os.open(f"/proc/self/fd/{arena.read_only_fd}", os.O_RDONLY)
     try:
-        assert locks.try_share(fd, USERS_BASE + (slots[1] >> 16))
+        assert locks.try_lock(fd, USERS_BASE + (slots[1] >> 16), fcntl.F_RDLCK)
         assert [arena.is_locked(slot) for slot in slots] == [False, True]
     finally:
         os.close(fd)

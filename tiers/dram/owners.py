@@ -19,7 +19,6 @@ client that holds its lock is waited for.
 Those files end with the daemon. For the next one a writer locks, besides, a byte of the arena itself, together with all
 others (a shared lock; another byte in each life): what an adopted arena says is being written waits for the bytes that
 were locked when it was opened. A process that locks such bytes keeps no other from writing; only those slots wait for it.
-Clients from before have no file, and lock the byte of their number.
 
 Whichever of the two comes first, the other one sees it: a client that was cut off and wakes
 up later writes nothing, and one that is in the middle of a copy is waited for. The kernel
@@ -43,18 +42,12 @@ from tiers.errors import TierError
 from tiers.locks import is_locked
 from tiers.slots import SLAB_SLOTS_MAX
 
-OWNER_MAX: Final = 1023  # the largest number of a client that may write into the arena
-# Lock bytes behind those of owners: writers share one, and each life of a daemon has another.
 LIVES_MAX: Final = 64
-USERS_BASE: Final = (
-    1 << 20
-)  # and behind those a byte for each slab: who uses a model locks (shared) that of its first one
-assert OWNER_MAX < 1 << 16
-assert LOCK_BASE + OWNER_MAX < (1 << 63) - 1
-
-_LIVES = range(OWNER_MAX + 1, OWNER_MAX + 1 + LIVES_MAX)
-assert _LIVES.stop < USERS_BASE
-_EVERYBODY_BEFORE = frozenset(range(1, _LIVES.stop))
+# Bytes of the arena. Writers share one, and each life of a daemon has another.
+_LIVES = range(OWNER_DAEMON + 1, OWNER_DAEMON + 1 + LIVES_MAX)
+# Behind those a byte for each slab: a user of a model locks (shared) that of its first one.
+USERS_BASE: Final = 1 << 20
+assert _LIVES.stop < USERS_BASE and LOCK_BASE + USERS_BASE < (1 << 63) - 1
 
 
 class Owners:
@@ -69,9 +62,7 @@ class Owners:
         self._slabs: Counter[int] = Counter()  # how many of these are in each slab
         # Owners that may be in the middle of a copy -> slots; slots of nobody are free when it is their turn.
         self._quarantine: dict[frozenset[int], list[int]] = {}
-        self._claimed: set[int] = {OWNER_DAEMON}  # those that lock a byte of the arena
-        self._last = OWNER_DAEMON
-        self._numbers = itertools.count(_LIVES.stop)  # of the others: none is used twice
+        self._numbers = itertools.count(_LIVES.stop)  # none is used twice
         self._files: dict[int, int] = {}  # owner -> descriptor of its file
         self._lost: set[int] = set()  # owners that are gone, and may be writing still
         self.writers_byte = next((byte for byte in _LIVES if not is_locked(lock_fd, byte)), _LIVES.start)
@@ -89,19 +80,8 @@ class Owners:
         """A number for a client that never writes."""
         return next(self._numbers)
 
-    def claim(self) -> int:
-        """The next number whose byte nobody uses or locks. Raises TierError when all are taken."""
-        for step in range(OWNER_MAX):
-            owner = (self._last + step) % OWNER_MAX + 1
-            if owner not in self._claimed and not is_locked(self._lock_fd, owner):
-                self._claimed.add(owner)
-                self._last = owner
-                return owner
-        raise TierError(f"arena: all {OWNER_MAX} owner numbers are in use")
-
     def let_go(self, owner: int) -> None:
         """Nobody has this number any more, once its lock is free."""
-        self._claimed.discard(owner)
         self._lost.add(owner)
         self._forget_lost({owner})
 
@@ -147,7 +127,7 @@ class Owners:
         """The writer of these slots is lost, and their generations were raised. Returns those that nobody
         writes into; the others are in quarantine."""
         suspects: dict[frozenset[int], list[int]] = {}
-        all_owners = frozenset(self._claimed.union(self._files, self._lost))
+        all_owners = frozenset(self._lost.union(self._files))
         for slot in slots:
             owner = self._writers[slot]
             among = all_owners if owner == OWNER_ANY else frozenset((owner,))
@@ -157,7 +137,7 @@ class Owners:
     def adopt(self, slots: Sequence[int]) -> list[int]:
         """The same for slots that an earlier daemon left being written; it does not say by whom."""
         self.begin(OWNER_ANY, slots)
-        return self._free_of({_EVERYBODY_BEFORE: list(slots)}, len(slots)) if slots else []
+        return self._free_of({frozenset(_LIVES): list(slots)}, len(slots)) if slots else []
 
     def expired(self, count: int) -> list[int]:
         """Takes up to so many slots out of quarantine that nobody can be writing into any more, and returns them."""
