@@ -20,21 +20,21 @@ import argparse
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import BenchError, as_table, parser_of, run, say
 from benchmarks.hanging_tier import ARENA_BYTES, PROMPT_TOKENS
-from benchmarks.miss_overhead import BLOCK_TOKENS, MODEL, WARM_UP_PAIRS, BenchError, Engine, Pairs, connector
+from benchmarks.miss_overhead import BLOCK_TOKENS, MODEL, WARM_UP_PAIRS, Engine, Pairs, connector
 from benchmarks.pairs import Overhead, overhead
 from kvstore.protocol.answers import Status
 from kvstore.tools.bench.daemon import Daemon, settings
 from kvstore.tools.bench.machine import Others, facts
-from kvstore.tools.cli.output import print_json, print_table
 from tests.objects import S3Server
 from tests.region.proxy import Proxy
 from tests.region.regions import S3_KEYS, init, regions_file
@@ -44,6 +44,7 @@ AIM_PERCENT = 2.0
 WAITS_MAX = 8  # requests until the breaker is open
 PAUSE_S = 0.02  # between two requests
 WAIT_S_MAX = 120.0
+_say = partial(say, "dead_bucket")
 Prompt = list[int]
 
 
@@ -174,30 +175,12 @@ def _server() -> Iterator[S3Server]:
         server.stop()
 
 
-def _say(line: str) -> None:
-    print(f"dead_bucket: {line}", file=sys.stderr, flush=True)
-
-
-def main(words: list[str] | None = None) -> int:
-    """Measure and print; 0 when everything was measured, whatever the figures are."""
-    parser = argparse.ArgumentParser(
-        prog="dead_bucket", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> int:
+    """See `benchmarks.command.run`."""
+    parser = parser_of("dead_bucket", __doc__)
     parser.add_argument("--pairs", type=int, default=60, help="pairs of requests (default 60)")
     parser.add_argument("--threads", type=int, default=1, help="cores the engine computes with (default 1)")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    args = parser.parse_args(words)
-    with tempfile.TemporaryDirectory(prefix="kvb-", ignore_cleanup_errors=True) as name:
-        try:
-            report = measure(args, Path(name))
-        except BenchError as error:
-            _say(str(error))
-            return 1
-    if args.output == "json":
-        print_json(report)
-    else:
-        print_table("the cost of a dead bucket", ["field", "value"], list(report.items()))
-    return 0
+    return run(parser, measure, as_table("the cost of a dead bucket"))
 
 
 if __name__ == "__main__":

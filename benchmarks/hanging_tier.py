@@ -23,21 +23,19 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import miss_overhead
-from benchmarks.miss_overhead import BLOCK_TOKENS, MODEL, BenchError, Engine, Pairs
+from benchmarks.command import BenchError, as_table, parser_of, run, say
+from benchmarks.miss_overhead import BLOCK_TOKENS, MODEL, Engine, Pairs, with_nvme
 from benchmarks.pairs import overhead
-from kvstore.tools.bench.daemon import Daemon, settings
+from kvstore.tools.bench.daemon import Daemon
 from kvstore.tools.bench.machine import Others, facts
-from kvstore.tools.cli.output import print_json, print_table
-from kvstore.units import exact_bytes
-from tiers.dram.pages import choose_arena_path
 
 AIM_PERCENT = 5.0
 PROMPT_TOKENS = 256
@@ -46,19 +44,14 @@ ENGINE_KV_BYTES = 128 << 20
 NVME_BYTES = 8 << 30
 WARM_UP_PAIRS = 3
 OTHERS_SHARE = 1.5  # of what DRAM, and the engine, hold: so many other prompts push the first ones out
+_say = partial(say, "hanging_tier")
 SHIM = Path(__file__).resolve().parents[1] / "tests" / "kill" / "sick_disk.c"
 
 
 def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """The report. Raises BenchError, DaemonError."""
     (scratch / "config.json").write_text(json.dumps(MODEL))
-    arena_directory = choose_arena_path(None, "auto", 2 * ARENA_BYTES, "bench").parent
-    chosen = settings(
-        arena_directory,
-        ARENA_BYTES,
-        nvme__directories=str(scratch / "nvme"),
-        nvme__capacity_bytes=exact_bytes(NVME_BYTES),
-    )
+    arena_directory, chosen = with_nvme(scratch, ARENA_BYTES, NVME_BYTES)
     miss_overhead.ENGINE_KV_BYTES = ENGINE_KV_BYTES
     switch = scratch / "sick"
     with _preloaded(scratch, switch):
@@ -149,31 +142,13 @@ def _token_bytes() -> int:
     return 2 * 2 * size["num_hidden_layers"] * size["num_key_value_heads"] * size["head_dim"]
 
 
-def _say(line: str) -> None:
-    print(f"hanging_tier: {line}", file=sys.stderr, flush=True)
-
-
-def main(words: list[str] | None = None) -> int:
-    """Measure and print; 0 when everything was measured, whatever the figures are."""
-    parser = argparse.ArgumentParser(
-        prog="hanging_tier", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> int:
+    """See `benchmarks.command.run`."""
+    parser = parser_of("hanging_tier", __doc__)
     parser.add_argument("--pairs", type=int, default=60, help="pairs of requests (default 60)")
     parser.add_argument("--threads", type=int, default=1, help="cores the engine computes with (default 1)")
     parser.add_argument("--control", action="store_true", help="no connector on either side: the noise")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    args = parser.parse_args(words)
-    with tempfile.TemporaryDirectory(prefix="kvb-", ignore_cleanup_errors=True) as name:
-        try:
-            report = measure(args, Path(name))
-        except BenchError as error:
-            _say(str(error))
-            return 1
-    if args.output == "json":
-        print_json(report)
-    else:
-        print_table("the cost of a dead disk", ["field", "value"], list(report.items()))
-    return 0
+    return run(parser, measure, as_table("the cost of a dead disk"))
 
 
 if __name__ == "__main__":

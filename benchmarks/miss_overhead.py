@@ -37,16 +37,18 @@ import select
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import BenchError, parser_of, run, say
 from benchmarks.pairs import overhead
 from kvstore.protocol.answers import Status
 from kvstore.tools.bench.daemon import Daemon, settings
 from kvstore.tools.bench.machine import Others, facts
-from kvstore.tools.cli.output import print_json, print_table
+from kvstore.tools.cli.output import print_table
 from kvstore.units import exact_bytes
 from tiers.dram.pages import choose_arena_path
 
@@ -80,9 +82,7 @@ ENGINE_KV_BYTES = 512 * MIB
 ARENA_BYTES, NVME_BYTES = 1 * GIB, 8 * GIB
 START_S_MAX, ANSWER_S_MAX, STOP_S_MAX = 300.0, 120.0, 60.0
 
-
-class BenchError(Exception):
-    """The measurement cannot go on, or did not measure what it says; the message says which."""
+_say = partial(say, "miss_overhead")
 
 
 class Engine:
@@ -206,13 +206,7 @@ class Pairs:
 def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """The report. Raises BenchError, DaemonError."""
     (scratch / "config.json").write_text(json.dumps(MODEL))
-    arena_directory = choose_arena_path(None, "auto", 2 * ARENA_BYTES, "bench").parent
-    chosen = settings(
-        arena_directory,
-        ARENA_BYTES,
-        nvme__directories=str(scratch / "nvme"),
-        nvme__capacity_bytes=exact_bytes(NVME_BYTES),
-    )
+    arena_directory, chosen = with_nvme(scratch, ARENA_BYTES, NVME_BYTES)
     engines: list[Engine] = []
     with Daemon(scratch / "daemon", chosen) as daemon:
         daemon.wait_until_prefaulted(ARENA_BYTES)
@@ -243,6 +237,13 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "other_cpu_percent": other_cpu_percent,
         **facts(scratch, arena_directory),
     }
+
+
+def with_nvme(scratch: Path, arena_bytes: int, nvme_bytes: int) -> tuple[Path, dict[str, str]]:
+    """Where the arena of a daemon goes, and its settings, with NVMe in `scratch`."""
+    arena_directory = choose_arena_path(None, "auto", 2 * arena_bytes, "bench").parent
+    place = {"nvme__directories": str(scratch / "nvme"), "nvme__capacity_bytes": exact_bytes(nvme_bytes)}
+    return arena_directory, settings(arena_directory, arena_bytes, **place)
 
 
 def _report(args: argparse.Namespace, ttft: Timings, batch: Timings) -> dict[str, Any]:
@@ -340,15 +341,9 @@ def _print_table(report: dict[str, Any]) -> None:
     print_table("conditions", ["field", "value"], rest)
 
 
-def _say(line: str) -> None:
-    print(f"miss_overhead: {line}", file=sys.stderr, flush=True)
-
-
-def main(words: list[str] | None = None) -> int:
-    """Measure and print; 0 when everything was measured, whatever the figures are."""
-    parser = argparse.ArgumentParser(
-        prog="miss_overhead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(words: Sequence[str] | None = None) -> int:
+    """See `benchmarks.command.run`."""
+    parser = parser_of("miss_overhead", __doc__)
     parser.add_argument("--pairs", type=int, default=120, help="pairs of single requests (default 120)")
     parser.add_argument("--batches", type=int, default=20, help="pairs of batches (default 20)")
     parser.add_argument("--prompt-tokens", type=int, default=512, help="per prompt (default 512)")
@@ -357,19 +352,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument(
         "--control", action="store_true", help="no connector on either side: what is left is noise"
     )
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    args = parser.parse_args(words)
-    with tempfile.TemporaryDirectory(prefix="kvb-", ignore_cleanup_errors=True) as name:
-        try:
-            report = measure(args, Path(name))
-        except BenchError as error:
-            _say(str(error))
-            return 1
-    if args.output == "json":
-        print_json(report)
-    else:
-        _print_table(report)
-    return 0
+    return run(parser, measure, _print_table, words)
 
 
 if __name__ == "__main__":

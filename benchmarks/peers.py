@@ -21,23 +21,23 @@ import argparse
 import json
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.miss_overhead import MODEL, BenchError, Engine, connector
+from benchmarks.command import BenchError, free_port, parser_of, run, say
+from benchmarks.miss_overhead import MODEL, Engine, connector
 from benchmarks.warm_ttft import offloading
-from kvstore.tools.bench.daemon import Daemon, DaemonError, settings
+from kvstore.tools.bench.daemon import Daemon, settings
 from kvstore.tools.bench.machine import Others, facts
-from kvstore.tools.cli.output import print_json, print_table
+from kvstore.tools.cli.output import print_table
 from tiers.dram.pages import choose_arena_path
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -48,6 +48,7 @@ STORE_BYTES = 2 * GIB  # what each store may hold
 BLOCKS, BLOCK_BYTES = 64, 2 * MIB  # of a put
 BATCHES = 3  # of puts and gets, in turn with LMCache's
 START_S_MAX, BENCH_S_MAX = 120.0, 300.0
+_say = partial(say, "peers")
 OURS, THEIRS, OFFLOAD = "kvstore", "LMCache", "OffloadingConnector"
 
 
@@ -58,7 +59,7 @@ class LMCache:
         """Starts it. Raises BenchError."""
         self.python = str(environment / "bin/python")
         self._command = str(environment / "bin/lmcache")
-        self.port, self._http = _free_port(), _free_port()
+        self.port, self._http = free_port(), free_port()
         self._variables = {**os.environ, "LMCACHE_DISABLE_BANNER": "1", "LMCACHE_TRACK_USAGE": "false"}
         self._log = scratch / "lmcache.log"
         words = ["server", "--host", "127.0.0.1", "--port", str(self.port), "--http-host", "127.0.0.1"]
@@ -116,7 +117,7 @@ class LMCache:
         words += ["--num-tokens", str(BLOCKS * 16), "--num-blocks", str(4 * BLOCKS), "--format", "json"]
         words += ["--kvcache-shape-spec", f"(2,{4 * BLOCKS},16,8,128):float16:32"]
         words += ["--start", str(first), "--end", str(first + count)]
-        run = subprocess.run(
+        done = subprocess.run(
             [self._command, *words],
             capture_output=True,
             text=True,
@@ -125,10 +126,10 @@ class LMCache:
             check=False,
         )
         try:
-            metrics = json.loads(run.stdout[run.stdout.index("\n{") :].rpartition("}")[0] + "}")["metrics"]
+            metrics = json.loads(done.stdout[done.stdout.index("\n{") :].rpartition("}")[0] + "}")["metrics"]
             medians = [metrics[part][f"{part}_p50"] for part in ("cold_store", "warm_retrieve")]
         except (ValueError, KeyError) as error:
-            raise BenchError(f"lmcache bench server: {run.stderr[-2000:]}") from error
+            raise BenchError(f"lmcache bench server: {done.stderr[-2000:]}") from error
         put, get = ([BLOCKS * BLOCK_BYTES / 1e6 / median_ms] for median_ms in medians)
         return put, get
 
@@ -243,17 +244,6 @@ def _memcpy(source: list[bytearray], target: list[bytearray]) -> None:
         memoryview(other)[:] = one
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-def _say(line: str) -> None:
-    print(f"peers: {line}", file=sys.stderr, flush=True)
-
-
 def _print(report: dict[str, Any]) -> None:
     print_table("the time to the first token of a prompt", ["from", "ms"], list(report["ttft_ms"].items()))
     print_table("64 blocks of 2 MiB", ["what", "GB/s"], list(report["gb_per_s"].items()))
@@ -261,30 +251,16 @@ def _print(report: dict[str, Any]) -> None:
     print_table("conditions", ["field", "value"], rest)
 
 
-def main(words: list[str] | None = None) -> int:
-    """Measure and print; 0 when everything was measured, whatever the figures are."""
-    parser = argparse.ArgumentParser(
-        prog="peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> int:
+    """See `benchmarks.command.run`."""
+    parser = parser_of("peers", __doc__)
     parser.add_argument("--rounds", type=int, default=12, help="prompts of each engine (default 12)")
     parser.add_argument("--threads", type=int, default=1, help="cores each engine computes with (default 1)")
     parser.add_argument(
         "--lmcache", type=Path, metavar="ENVIRONMENT", help="a virtual environment with LMCache"
     )
     parser.add_argument("--offload", action="store_true", help="vLLM's OffloadingConnector, too")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    args = parser.parse_args(words)
-    with tempfile.TemporaryDirectory(prefix="kvb-", ignore_cleanup_errors=True) as name:
-        try:
-            report = measure(args, Path(name))
-        except (BenchError, DaemonError) as error:
-            _say(str(error))
-            return 1
-    if args.output == "json":
-        print_json(report)
-    else:
-        _print(report)
-    return 0
+    return run(parser, measure, _print)
 
 
 if __name__ == "__main__":

@@ -20,17 +20,16 @@ import json
 import random
 import statistics
 import sys
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import as_table, parser_of, run
 from benchmarks.miss_overhead import ARENA_BYTES, BLOCK_TOKENS, MODEL, connector
-from benchmarks.servers import Server, ServerError, api_server, proxy
+from benchmarks.servers import Server, api_server, proxy
 from examples.demo.model import make_model
-from kvstore.tools.bench.daemon import Daemon, DaemonError, settings
+from kvstore.tools.bench.daemon import Daemon, settings
 from kvstore.tools.bench.machine import Others, facts
-from kvstore.tools.cli.output import print_json, print_table
 from tiers.dram.pages import choose_arena_path
 
 KINDS = ("waiting", "sync", "none")
@@ -125,31 +124,15 @@ def _ratio(measured: list[float], limit: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(measured, limit, strict=True))
 
 
-def main(words: list[str] | None = None) -> int:
-    """Measure and print; 0 when everything was measured, whatever the figures are."""
-    parser = argparse.ArgumentParser(
-        prog="prefill_decode", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> int:
+    """See `benchmarks.command.run`."""
+    parser = parser_of("prefill_decode", __doc__)
     parser.add_argument("--rounds", type=int, default=10, help="of three prompts each (default 10)")
     parser.add_argument("--threads", type=int, default=1, help="cores each server computes with (default 1)")
     parser.add_argument(
         "--tokens", type=int, nargs=2, metavar=("LOW", "HIGH"), default=(500, 1000), help="of a prompt"
     )
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    args = parser.parse_args(words)
-    with tempfile.TemporaryDirectory(prefix="kvb-", ignore_cleanup_errors=True) as name:
-        try:
-            report = measure(args, Path(name))
-        except (ServerError, DaemonError) as error:
-            print(f"prefill_decode: {error}", file=sys.stderr)
-            return 1
-    if args.output == "json":
-        print_json(report)
-    else:
-        print_table(
-            "the time to the first token, prefill and decode apart", ["field", "value"], list(report.items())
-        )
-    return 0
+    return run(parser, measure, as_table("the time to the first token, prefill and decode apart"))
 
 
 if __name__ == "__main__":

@@ -18,22 +18,20 @@ from __future__ import annotations
 import argparse
 import os
 import select
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import as_table, free_port, parser_of, run
 from benchmarks.pairs import overhead
 from kvstore.client import Client, Namespace
 from kvstore.tools.bench.daemon import Daemon, DaemonError, settings
 from kvstore.tools.bench.machine import Others, facts
 from kvstore.tools.bench.rounds import percentile_us
-from kvstore.tools.cli.output import print_json, print_table
 from tiers.dram.pages import choose_arena_path
 
 AIM_PERCENT = 5.0
@@ -134,8 +132,7 @@ class Engine:
 def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """The report. Raises DaemonError, ClientError."""
     arena_directory = choose_arena_path(None, "auto", 2 * ARENA_BYTES, "bench").parent
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    listen = f"127.0.0.1:{free_port()}"
     url = f"http://{listen}/metrics"
     with Daemon(scratch / "daemon", settings(arena_directory, ARENA_BYTES, web__listen=listen)) as daemon:
         daemon.wait_until_prefaulted(ARENA_BYTES)
@@ -198,34 +195,19 @@ def _wait_for(url: str) -> None:
         time.sleep(0.05)
 
 
-def main(words: list[str] | None = None) -> int:
-    """Measure and print; 0 when everything was measured, whatever the figures are."""
-    parser = argparse.ArgumentParser(
-        prog="scrape", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> int:
+    """See `benchmarks.command.run`."""
+    parser = parser_of("scrape", __doc__)
     parser.add_argument("--pairs", type=int, default=20, help="pairs of windows (default 20)")
     parser.add_argument("--window", type=float, default=4.0, help="seconds of one window (default 4)")
     parser.add_argument(
         "--per-s", type=float, default=0.0, help="lookups a second; 0: without a pause (default)"
     )
     parser.add_argument("--control", action="store_true", help="scrape in neither: the noise")
-    parser.add_argument("--scrape", metavar="URL", help=argparse.SUPPRESS)
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    args = parser.parse_args(words)
-    if args.scrape:
-        scrape(args.scrape)
+    if sys.argv[1:2] == ["--scrape"]:  # the process of a Scraper
+        scrape(sys.argv[2])
         return 0
-    with tempfile.TemporaryDirectory(prefix="kvb-", ignore_cleanup_errors=True) as name:
-        try:
-            report = measure(args, Path(name))
-        except DaemonError as error:
-            print(f"scrape: {error}", file=sys.stderr)
-            return 1
-    if args.output == "json":
-        print_json(report)
-    else:
-        print_table("the cost of being scraped", ["field", "value"], list(report.items()))
-    return 0
+    return run(parser, measure, as_table("the cost of being scraped"))
 
 
 if __name__ == "__main__":

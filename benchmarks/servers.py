@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.command import BenchError, free_port
 
 HOST = "127.0.0.1"
 START_S_MAX = 600.0
@@ -31,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 PROXY = ROOT / ".cache/vllm-0.32.0/tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"
 
 
-class ServerError(Exception):
+class ServerError(BenchError):
     """A server did not start, ended, or answered something else than what it was asked for."""
 
 
@@ -49,7 +50,7 @@ class Server:
 
     def __init__(self, name: str, scratch: Path, words: list[str], path: str, **environment: str) -> None:
         """path: answers 200 once it is ready."""
-        self.name, self.port = name, _free_port()
+        self.name, self.port = name, free_port()
         self._path, self._log = path, scratch / f"{name}.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -204,10 +205,3 @@ def _read(line: bytes, answer: Answer, begun_s: float) -> None:
         answer.tokens += tokens
     details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
     answer.cached = details.get("cached_tokens") or answer.cached
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -22,22 +22,24 @@ import json
 import random
 import statistics
 import sys
-import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.miss_overhead import BLOCK_TOKENS, MODEL, BenchError, Engine, connector
+from benchmarks.command import BenchError, parser_of, run, say
+from benchmarks.miss_overhead import BLOCK_TOKENS, MODEL, Engine, connector
 from benchmarks.pairs import overhead
 from kvstore.tools.bench.daemon import Daemon, settings
 from kvstore.tools.bench.machine import Others, facts
-from kvstore.tools.cli.output import print_json, print_table
+from kvstore.tools.cli.output import print_table
 from tiers.dram.pages import choose_arena_path
 
 GIB = 1 << 30
 AIM_PERCENT = 10.0
 WARM_UP_PAIRS = 3
 SETTLE_S_PER_TOKEN = 5e-5
+_say = partial(say, "warm_ttft")
 KINDS = {"core_apart": True, "core_in_process": False}
 
 
@@ -149,15 +151,9 @@ def _model(path: str) -> dict[str, Any]:
     raise argparse.ArgumentTypeError(f"{path}: vocab_size and max_position_embeddings are above 3")
 
 
-def _say(line: str) -> None:
-    print(f"warm_ttft: {line}", file=sys.stderr, flush=True)
-
-
-def main(words: list[str] | None = None) -> int:
-    """Measure and print; 0 when everything was measured, whatever the figures are."""
-    parser = argparse.ArgumentParser(
-        prog="warm_ttft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> int:
+    """See `benchmarks.command.run`."""
+    parser = parser_of("warm_ttft", __doc__)
     parser.add_argument("--pairs", type=int, default=30, help="for each kind of engine (default 30)")
     parser.add_argument("--threads", type=int, default=1, help="cores each engine computes with (default 1)")
     parser.add_argument("--load", choices=("async", "sync"), default="async", help="(default async)")
@@ -170,19 +166,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--kv-gib", type=float, default=0.5, help="of the engine's own cache (default 0.5)")
     parser.add_argument("--arena-gib", type=int, default=4, help="of the daemon's DRAM (default 4)")
     parser.add_argument("--offload", action="store_true", help="vLLM's OffloadingConnector in place of ours")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    args = parser.parse_args(words)
-    with tempfile.TemporaryDirectory(prefix="kvb-", ignore_cleanup_errors=True) as name:
-        try:
-            report = measure(args, Path(name))
-        except BenchError as error:
-            _say(str(error))
-            return 1
-    if args.output == "json":
-        print_json(report)
-    else:
-        _print_table(report)
-    return 0
+    return run(parser, measure, _print_table)
 
 
 if __name__ == "__main__":
