@@ -97,7 +97,7 @@ class Run:
         return (self.status()["region"] or {}).get("blocks")
 
     def is_refused(self) -> bool:
-        """Whether nobody is sent to the bucket any more."""
+        """Whether no request is sent to the bucket any more."""
         (loads,) = [each for each in self.status()["breakers"] if each["name"] == "object loads"]
         return bool(loads["state"] != "closed")
 

@@ -2,7 +2,7 @@
 
     pin(view) ──▶ register, piece after piece        until then copies are pageable: right, but slower
                         │
-    nobody uses the view any more ──▶ retired ──▶ release() ──▶ unregister ──▶ unmap
+    the view is not used any more ──▶ retired ──▶ release() ──▶ unregister ──▶ unmap
 
 A mapping stays mapped until it is unregistered. Leases and clients refer to the view, so registered memory is never given up
 under a copy. Registering takes seconds for each hundred GiB, so it does not happen in a thread of the engine.
@@ -71,7 +71,7 @@ class Pinning:
             pinned.registered.append(start)
 
     def release(self) -> None:
-        """Unregister what nobody refers to any more, then let it be unmapped."""
+        """Unregister what is not referred to any more, then let it be unmapped."""
         while self._retired:
             self._give_up(self._retired.popleft())
 

@@ -16,7 +16,7 @@ So a file is read again also where the modification time was kept (`tar`, layers
 back. Not noticed is a change that brings all five numbers back to the nanosecond, and no byte of the sample. Files that
 change while they are read have no digest.
 
-A file may be in memory instead of on the disk, where nobody can change it (`Held`): its digest is the same.
+A file may be in memory instead of on the disk, where it cannot change (`Held`): its digest is the same.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _parts_in(view: memoryview, stop: threading.Event) -> Iterator[Part]:
 
 
 def file_facts(path: Path) -> Facts:
-    """What is the same as long as nobody changes it."""
+    """What is the same as long as the file does not change."""
     stat = path.stat()
     return [str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
 

@@ -49,7 +49,7 @@ class KVStoreModelLoader(DefaultModelLoader):
     """One of vLLM's model loaders. Raises ModelError with one line where the files are not what was published."""
 
     def __init__(self, load_config: Any) -> None:
-        """Raises ValueError for a key of model_loader_extra_config that nobody knows."""
+        """Raises ValueError for an unknown key of model_loader_extra_config."""
         usual = copy.copy(load_config)
         given = load_config.model_loader_extra_config
         own = {name: given[name] for name in OWN_KEYS if name in given} if isinstance(given, dict) else {}

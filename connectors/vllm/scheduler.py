@@ -272,7 +272,7 @@ class SchedulerHalf:
         tracked.counted = False
         plan = self._spaces.plan
         if external_tokens <= 0 or plan is None:
-            if hit is not None and hit.tokens:  # another connector loads them, or nobody
+            if hit is not None and hit.tokens:  # another connector loads them, or none
                 self._line.owe(ticket, hit.local_tokens, None, b"")
             return
         if hit is None or not self._loads:
@@ -538,7 +538,7 @@ class SchedulerHalf:
                 self._wrong.add(request_id)
 
     def _isolate(self) -> None:
-        """Nobody finds in vLLM's prefix cache what wrong requests compute; who found it in this very step is wrong too."""
+        """What wrong requests compute leaves vLLM's prefix cache; requests that found it there in this very step are wrong too."""
         if not self._wrong or self._pool is None:
             return
         blocks = {block for name in self._wrong for table in self._resolve(name) for block in table} - {0}
@@ -583,7 +583,7 @@ class SchedulerHalf:
 
     def frees_soon(self) -> bool:
         """Whether blocks come back when saves are through, in milliseconds: those of finished requests, and those that a
-        window has left behind. Not for longer than FREES_WAIT_S: vLLM preempts nobody meanwhile."""
+        window has left behind. Not for longer than FREES_WAIT_S: vLLM preempts no request meanwhile."""
         held_s = [store.begun_s for store in self._storing.stores.values() if store.held]
         return any(
             time.monotonic() - since_s < FREES_WAIT_S for since_s in [*self._draining_s.values(), *held_s]

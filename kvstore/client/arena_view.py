@@ -12,7 +12,7 @@ raises the slot's generation, and does not hand it out before the lock is gone. 
 the lock first and looks at the generations then: if they are those of its lease, it may write
 until it drops the lock. The death of the process drops it at once.
 
-The lock has an open file of its own that nobody else shares: the mapping keeps a duplicate
+The lock has an open file of its own: the mapping keeps a duplicate
 of the descriptor it was made from, and a forked child inherits it.
 """
 

@@ -60,7 +60,6 @@ from kvstore.ledger.latencies import Histogram
 from kvstore.ledger.recording import Recording
 from kvstore.ledger.tracing import Tracing
 from kvstore.protocol import answers, frames
-from kvstore.protocol.residency_bits import IN_NVME, IN_SHARED
 from kvstore.security.principals import Access, Principal
 from kvstore.steps import Steps
 from tiers.checksum import pack_columns
@@ -255,7 +254,7 @@ class Caller:
             why = "disk" if isinstance(self._asked, _ON_DISK) else "work"
             if self._waits is not None:
                 starved = self._was_starved or self._engine.loader.starved > 0
-                why = why_waited(self._waits.tiers, starved, IN_NVME, IN_SHARED)
+                why = why_waited(self._waits.tiers, starved)
         space = next(iter(self._namespaces.values()), None)
         blocks = blocks_of(self._asked, space.hash_bytes if space is not None else frames.DIGEST_BYTES)
         who = self.peer.as_dict(now_s, len(self._leases))

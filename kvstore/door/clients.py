@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from kvstore.engine.sessions import Peer
 from kvstore.errors import ConnectionRefused, CutOff, NotFound
 from kvstore.protocol import answers
+from kvstore.protocol.residency_bits import IN_NVME, IN_SHARED
 
 SLOW_KEPT = 128
 CLIENTS_REPORTED_MAX = 256  # in one answer
@@ -133,10 +134,10 @@ def blocks_of(request: Any, hash_bytes: int) -> int:
     return len(getattr(request, "indexes", ()))
 
 
-def why_waited(tiers: Sequence[int], starved: bool, nvme: int, shared: int) -> str:
+def why_waited(tiers: Sequence[int], starved: bool) -> str:
     """What blocks of these tiers were waited for."""
     if starved:
         return "room"
-    if any(tier & shared for tier in tiers):
+    if any(tier & IN_SHARED for tier in tiers):
         return "bucket"
-    return "disk" if any(tier & nvme for tier in tiers) else "proof"
+    return "disk" if any(tier & IN_NVME for tier in tiers) else "proof"

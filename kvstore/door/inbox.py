@@ -17,7 +17,7 @@ class Inbox:
     def __init__(self) -> None:
         self._data = bytearray()
         self._start = 0  # of what was not taken yet
-        self._skipping = 0  # bytes of a frame that nobody wants, which are still to come
+        self._skipping = 0  # bytes of a refused frame that are still to come
 
     def __len__(self) -> int:
         return len(self._data) - self._start
@@ -56,7 +56,7 @@ class Inbox:
 
     @property
     def is_skipping(self) -> bool:
-        """Whether what comes next belongs to a frame that nobody wants."""
+        """Whether what comes next belongs to a refused frame."""
         return self._skipping > 0
 
     def skip(self, frame_bytes: int) -> None:

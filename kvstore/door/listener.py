@@ -22,6 +22,7 @@ from pathlib import Path
 from kvstore.constants import SOCKET_PATH_BYTES_MAX
 from kvstore.errors import SocketBusy, SocketPathError
 
+DOOR_BACKLOG = 512  # clients that may wait to be accepted
 DOOR_PROBE_TIMEOUT_S = 1.0  # how long a daemon that owns the socket file has to answer
 # For the lock of the socket's directory, while another daemon opens its own.
 DOOR_LOCK_S, DOOR_LOCK_POLL_S = (5.0, 0.01)
@@ -30,7 +31,7 @@ DOOR_LOCK_S, DOOR_LOCK_POLL_S = (5.0, 0.01)
 class DoorSocket:
     """The listening, non-blocking `socket`, and the file that leads to it. For any thread but the engine's: all of it blocks."""
 
-    def __init__(self, path: Path, backlog: int) -> None:
+    def __init__(self, path: Path) -> None:
         """Open and listen. Raises SocketBusy, SocketPathError."""
         if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
             raise SocketPathError(f"socket {path}: at most {SOCKET_PATH_BYTES_MAX} bytes of path are allowed")
@@ -41,7 +42,7 @@ class DoorSocket:
             with _locked(path):
                 _remove_dead(path)
                 self.socket.bind(_as_the_kernel_names(path))
-                self.socket.listen(backlog)
+                self.socket.listen(DOOR_BACKLOG)
                 self._identity = _identity(path)
         except OSError as error:
             self.socket.close()
@@ -52,7 +53,7 @@ class DoorSocket:
         self.socket.setblocking(False)
 
     def is_in_place(self) -> bool:
-        """Whether the file is still there, and ours. False where nobody can say."""
+        """Whether the file is still there, and ours. False where that cannot be known."""
         try:
             return _identity(self._path) == self._identity
         except OSError:

@@ -1,4 +1,4 @@
-"""Memory that all connections of a door share: large frames, and answers that nobody reads.
+"""Limits the memory that all connections of a door share: for large frames, and for answers that peers do not read.
 
 A frame larger than one read takes its whole size from the budget before its bytes are
 collected, and gives it back when it is answered. Who finds the budget spent is not read from

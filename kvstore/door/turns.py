@@ -21,7 +21,7 @@ from typing import Protocol
 from kvstore.constants import DOOR_PIECE_US, require
 
 DOOR_TURN_S = 0.001  # of work between two looks at the sockets
-require(DOOR_TURN_S + DOOR_PIECE_US / 1e6 < 0.005, "nobody holds the loop for longer than 5 ms")
+require(DOOR_TURN_S + DOOR_PIECE_US / 1e6 < 0.005, "the loop is never held for longer than 5 ms")
 
 
 class Worker(Protocol):

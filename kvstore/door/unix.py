@@ -56,7 +56,6 @@ from tiers.constants import LOCK_BASE
 from tiers.dram.arena import Arena
 from tiers.errors import TierError
 
-DOOR_BACKLOG = 512  # clients that may wait to be accepted
 DOOR_HELLO_TIMEOUT_S = 5.0  # a peer that connects and says nothing
 DOOR_STALLED_S_MAX = 10.0  # for half a frame, or for answers that are not read
 DOOR_ACCEPTED_AT_ONCE = 16  # in one turn of the loop, a fraction of a millisecond
@@ -172,7 +171,7 @@ class Door:
     def another_socket(self) -> DoorSocket:
         """For `listen_at`, where the file is gone. Blocks on the file system: for any thread. Raises SocketBusy,
         SocketPathError."""
-        return DoorSocket(self.path, DOOR_BACKLOG)
+        return DoorSocket(self.path)
 
     def listen_at(self, another: DoorSocket) -> bool:
         """From now on; those who came to the socket before are served. Closes it, and answers False, where the door is closed already."""
@@ -226,7 +225,7 @@ class Door:
                     await asyncio.sleep(0)  # connections that are served come first
 
     def _admit(self, peer: socket.socket) -> None:
-        """Greet a peer, or refuse it at once: one that connects thousands of times holds up nobody."""
+        """Greet a peer, or refuse it at once: one that connects thousands of times does not hold up others."""
         try:
             principal = _principal_of(peer)
             peer.setblocking(False)
@@ -372,7 +371,7 @@ class _Spare:
             self._fd = None
             try:
                 peer, _ = listener.accept()
-            except OSError:  # nobody waits any more
+            except OSError:  # no peer waits any more
                 self._keep()
                 return
             with peer, contextlib.suppress(OSError):

@@ -238,7 +238,7 @@ class Engine(Parts):
         return namespace.id
 
     def end_namespace(self, number: int) -> None:
-        """Nobody will use this namespace again: unknown from now on; `drop_ended` drops its blocks."""
+        """This namespace will not be used again: unknown from now on; `drop_ended` drops its blocks."""
         self.namespaces.end(number)
 
     def drop_ended(self) -> bool:
@@ -254,7 +254,7 @@ class Engine(Parts):
     # -- reading --
 
     def find(self, namespaces: list[int], hashes: bytes, asking: Asking = NOBODY_IN_PARTICULAR) -> Found:
-        """As `find_steps`, where nobody waits for the loop."""
+        """As `find_steps`, all at once."""
         return finish(self.find_steps(namespaces, hashes, asking))
 
     def find_steps(
@@ -615,7 +615,7 @@ class Engine(Parts):
         self.background.step()
 
     def _sweep_steps(self) -> Steps[None]:
-        """The rest of the slots that nobody can be writing any more."""
+        """The rest of the slots that no client can be writing any more."""
         yield
         while self.arena.sweep():
             yield

@@ -1,4 +1,4 @@
-"""Answers that grow with what clients did: as much as fits one frame, and the rest on the next page."""
+"""Pages of long answers: as much of a list as fits one frame; the client asks for the next page."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ speed that is acceptable. The time runs from when a thread, or a request, really
 back is *late* after half a stall: no job is begun behind it, so that nothing comes back any more.
 
 There is one for the loads of a tier and one for its stores: a disk that cannot be written
-is still read. While it is not closed nobody but a probe uses the tier in that direction;
+is still read. While it is not closed only a probe uses the tier in that direction;
 what waits is answered at the trip. A trip costs those who wait one `stall_s` at most, and
 those who come later nothing.
 

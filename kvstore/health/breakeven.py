@@ -51,8 +51,8 @@ class Slow(NamedTuple):
 class BreakEven:
     """Chooses prefixes. Changes nothing but what it knows of prefill rates."""
 
-    def __init__(self, prefill_tokens_per_s: float = 0.0) -> None:
-        self.configured = prefill_tokens_per_s  # a setting
+    def __init__(self) -> None:
+        self.configured = 0.0  # tokens a second: a setting
         self._learned: dict[int, float] = {}  # by namespace; those not heard of for longest are forgotten
 
     def learn(self, namespace: Namespace, tokens_per_s: float) -> None:
@@ -63,7 +63,7 @@ class BreakEven:
             del self._learned[next(iter(self._learned))]
 
     def rate(self, namespace: Namespace, asking: Asking) -> float:
-        """Prompt tokens per second, 0 where nobody knows."""
+        """Prompt tokens per second, 0 where it is not known."""
         return asking.prefill_tokens_per_s or self._learned.get(namespace.id) or self.configured
 
     def usable(

@@ -40,7 +40,7 @@ from tiers.checksum import column_runs, column_sizes
 from tiers.namespace_spec import NamespaceSpec
 from tiers.slots import slot_bytes_for
 
-CHILDREN_FEW_MAX = 500  # children of one block; more are in a table, whose growth stops nobody
+CHILDREN_FEW_MAX = 500  # children of one block; more are in a table, which grows in small steps
 
 ROOTED = 4
 NO_SLOT = -1
@@ -101,7 +101,7 @@ class Block(msgspec.Struct, gc=False, eq=False):
 
     @property
     def touched_s(self) -> float:
-        """When it was used last; 0 if nobody has used it since it was adopted."""
+        """When it was used last; 0 if it was not used since it was adopted."""
         return self.stretch.touched_s if self.stretch is not None else 0.0
 
     def has_child_in(self, bit: int) -> bool:
@@ -160,7 +160,7 @@ def nvme_bits(device: int, slot: int) -> int:
 
 class Children:
     """Several children of one block. `held[bit]`: how many of them are in the tier of that bit; `where`: the
-    tiers of all of them together. Many are in a table, whose growth stops nobody."""
+    tiers of all of them together. Many are in a table, which grows in small steps."""
 
     __slots__ = ("_few", "_many", "held", "where")
 
@@ -259,7 +259,7 @@ class Namespace:
         self.incoming = 0  # blocks that are not here, and on their way from a shared level
         self.asked_blocks = 0  # of lookups whose first namespace this is …
         self.hit_blocks = 0  # … and what they found
-        # Blocks that are handed out to nobody, nor is what is behind them: they are being erased. b"": all that there are.
+        # Blocks that are being erased: neither they nor those behind them are handed out. b"": all that there are.
         self.hidden: dict[bytes, int] = {}  # for how many reasons each
         self.erasures = (
             0  # that have named it: what was asked of a shared level before the last one is not let in

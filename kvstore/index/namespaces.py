@@ -1,4 +1,4 @@
-"""Namespaces: whose bytes can be reused for whom.
+"""Namespaces: the registry of all groups of blocks whose bytes are interchangeable.
 
 Nothing about the model is in an engine's block hash, so two models share hashes. A
 namespace is the digest of everything that must be equal for bytes to be reusable; the
@@ -8,7 +8,7 @@ The registry survives restarts in one small file, `namespaces.json`, rewritten b
 write-to-temp, sync, rename, sync-directory soon after a namespace was added. Losing it
 loses only names: digests and sizes come back from the tiers' own rows. When the registry
 is full, a namespace that has no blocks and that no connection has registered makes room: first
-one that nobody asked for in this daemon's life, then the one asked for longest ago. Of those that the last
+one that was not asked for in this daemon's life, then the one asked for longest ago. Of those that the last
 connection has let go without a block, the latest stay known for reports; the digest of such a
 one can be registered again, also with other sizes.
 
@@ -42,7 +42,9 @@ NAMESPACES_FILE_BYTES_MAX = 512 * MIB  # as many with as long names as may be re
 NAMESPACE_DROP_BLOCKS = 100  # of an ended namespace, dropped in one go: about a millisecond
 NAMESPACE_DROP_LOOKS = 2000  # steps down to leaves in one go, when blocks are in use
 NAMESPACES_ENDED_MAX = 1024  # of the last that were ended: a start does not adopt what is left of them
-NAMESPACES_UNUSED_MAX = 64  # without a block, that nobody has registered any more: the last ones stay known
+NAMESPACES_UNUSED_MAX = (
+    64  # without a block, and registered by no connection any more: the last ones stay known
+)
 
 log = logging.getLogger("kvstore.index.namespaces")
 
@@ -84,7 +86,7 @@ class NamespaceRegistry:
         """The namespace of this digest, added if new. Raises NamespaceConflict."""
         known = self._by_digest.get(spec.digest)
         if known is not None and _shape(known.spec) != _shape(spec) and self.forget(known):
-            known = None  # it held nothing, and nobody uses it
+            known = None  # it held nothing, and is not in use
         if known is None:
             self._make_room()
             known = self._add(spec)
@@ -113,7 +115,7 @@ class NamespaceRegistry:
         self._unused.pop(namespace.id, None)
 
     def let_go(self, namespace: Namespace) -> None:
-        """One less. What nobody uses and nothing is held of does not stay for ever."""
+        """One user less. A namespace without users and blocks does not stay for ever."""
         namespace.users -= 1
         if namespace.users == 0 and not namespace.is_ended:
             self._unused[namespace.id] = namespace
@@ -121,7 +123,7 @@ class NamespaceRegistry:
             self.forget(self._unused.pop(next(iter(self._unused))))
 
     def end(self, number: int) -> None:
-        """Nobody will use it again: to be dropped with all its blocks. Raises UnknownNamespace."""
+        """It will not be used again: to be dropped with all its blocks. Raises UnknownNamespace."""
         namespace = self.get(number)
         namespace.is_ended = self.changed = True
         self._ended.append(namespace)
@@ -237,13 +239,13 @@ class NamespaceRegistry:
         return True
 
     def saved(self, has_run: bool) -> None:
-        """`save` is over, or nobody could run it."""
+        """`save` is over, or could not run."""
         self.saving = False
         self.changed |= not has_run
 
 
 def _spec(path: Path, member: msgspec.Raw) -> NamespaceSpec | None:
-    """None for what nobody could have registered; an ended one has no sizes."""
+    """None for what could not have been registered; an ended one has no sizes."""
     try:
         spec = as_json(path, member, NamespaceSpec)
         if spec.record_bytes or spec.hash_bytes:

@@ -3,7 +3,7 @@
     hash ─▶ directory, by as many of its bits as needed ─▶ part: a dict of about a thousand blocks
                                                              full ─▶ split by the next bits
 
-A dict that grows moves all its entries at once, and nobody is answered meanwhile: 0.8 s at eleven
+A dict that grows moves all its entries at once, and no request is answered meanwhile: 0.8 s at eleven
 million blocks. And where blocks come and go, as in every cache that is full, the places of those
 that went are not used again before it grows, to up to six places for each block. A part moves
 a thousand entries, or drops the places of those that went when that is enough: it

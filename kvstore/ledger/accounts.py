@@ -107,7 +107,7 @@ class Account:
 class Accounts:
     """Counts lookups; called by the engine's thread after each answer, so that no client waits for it.
 
-    dram_only: there is no other tier, so that nobody needs to look where a hit is.
+    dram_only: there is no other tier: every hit is in DRAM.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class Accounts:
         local = min(asking.local_tokens, tokens)
         pieces: list[Piece] = []
         _add(pieces, local, outcomes.ENGINE)
-        skip = local // block_tokens  # blocks the engine holds: nobody asks where else they are
+        skip = local // block_tokens  # blocks the engine holds: it does not matter where else they are
         at = skip * block_tokens
         for outcome, blocks in self._sampled(namespaces, hashes, found, skip):
             begin, at = max(at, local), at + blocks * block_tokens

@@ -20,7 +20,7 @@ from kvstore.protocol.outcomes import HITS, MEANINGS, NAMES
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.units import count, percent
 
-SEEDS = (DEFAULT_SEED, "0", "42")  # that are tried where nobody says
+SEEDS = (DEFAULT_SEED, "0", "42")  # that are tried where none is given
 HIT_NAMES = [NAMES[number] for number in HITS]
 
 

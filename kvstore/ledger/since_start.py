@@ -57,5 +57,5 @@ def _raise(published: Sums, true: Sums) -> None:
         published.tokens[outcome] += grown[outcome] - held_back
     published.tokens_asked = sum(published.tokens)
     published.lookups = max(published.lookups, true.lookups)
-    published.bytes_moved = list(true.bytes_moved)  # nobody takes bytes back
+    published.bytes_moved = list(true.bytes_moved)  # bytes are never taken back
     published.prefill_s_saved = max(published.prefill_s_saved, true.prefill_s_saved)

@@ -127,7 +127,7 @@ class Adoption:
         if namespace is not None:
             self._residency.adopted_on_nvme(member, namespace, run)
         else:
-            for _, _, slot, _ in run:  # not as its namespace's records are: nobody can ask for them
+            for _, _, slot, _ in run:  # not as its namespace's records are: they cannot be asked for
                 member.drop(slot)
 
     def _finish(self, member: Member) -> None:

@@ -1,7 +1,7 @@
-"""Blocks that wait for their read, in turns of those who asked for them.
+"""Queues of the blocks that wait for their read: those who asked for them take turns.
 
     lines    lease 7 ▸ b1 b2 b3 b4 …      a turn takes some of the first line, which is the last one then:
-             lease 9 ▸ b8 b9              nobody waits for all of a long prompt that came before
+             lease 9 ▸ b8 b9              no lease waits for all of a long prompt that came before
              lease 4 ▸ b3 …               a block that several want is in the lines of all, and is taken once
 
 What was taken or given up from another line stays in a line until it surfaces there.

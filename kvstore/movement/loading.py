@@ -157,7 +157,7 @@ class Loader:
         self._queue(block, source, waiter, parent)
 
     def prefetch(self, block: Block, waiter: Prefetch) -> None:
-        """Start bringing a block of an owned level into DRAM for nobody in particular."""
+        """Start bringing a block of an owned level into DRAM ahead of any request."""
         if block not in self.waiting and not self.is_ready(block):
             self.want(block, waiter)
 

@@ -63,7 +63,7 @@ class SharedLevel(ABC):
 
     @abstractmethod
     def probe(self, done: Callable[[bool], None]) -> None:
-        """Find out whether the level answers, with a request that nobody waits for; `done` is called as by `fetch`."""
+        """Find out whether the level answers, with a request that no client waits for; `done` is called as by `fetch`."""
 
     def chains(self, namespaces: Sequence[bytes], block_hash: bytes, most: int, done: Chained) -> None:
         """Call `done` once, on the engine's thread, with the hashes of the prefix that ends with this block, from the first

@@ -200,20 +200,15 @@ class DeviceSource(Source):
 
 
 class SharedSource(Source):
-    """A shared level. A lookup that found it too slow says so to `refuse`: one record is fetched now and then for nobody, to
-    see whether it still is."""
+    """A shared level. A lookup that found it too slow says so to `refuse`: one record is fetched now and then, and thrown away,
+    to see whether it still is."""
 
     def __init__(
-        self,
-        level: SharedLevel,
-        arena: Slots,
-        clock: Callable[[], float],
-        changed: Callable[[], None],
-        chance: random.Random | None = None,
+        self, level: SharedLevel, arena: Slots, clock: Callable[[], float], changed: Callable[[], None]
     ) -> None:
         super().__init__()
         self.level, self.name = level, level.name
-        chance = chance or random.Random()
+        chance = random.Random()
         limits = level.limits
         self.loads = Breaker(
             f"{level.name} loads", limits.stall_s, clock, changed, chance, limits.least_bytes_per_s

@@ -61,7 +61,7 @@ class Verifier:
             self._submit(block, urgent=True)
 
     def next_ones(self) -> None:
-        """Keep verifying adopted blocks that nobody asked for yet, a few at a time."""
+        """Keep verifying adopted blocks that were not asked for yet, a few at a time."""
         unverified = self._residency.unverified
         fresh = [b for b in islice(unverified, 2 * VERIFY_JOBS_MAX) if b not in self._waiting and not b.pins]
         for block in fresh[: VERIFY_JOBS_MAX - self._in_background]:
@@ -98,7 +98,7 @@ class Verifier:
             if was_adopted:
                 residency.writes.offer(block)
         elif block.pins > 1:
-            residency.unverified[block] = None  # until nobody reads it
+            residency.unverified[block] = None  # until its readers are done
         else:
             self._drop(block)
         for waiter in waiters:

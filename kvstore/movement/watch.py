@@ -6,7 +6,7 @@
 
 A user's request is never the probe: while the breaker of loads is open, and when loading was
 refused because it is slow, records that were wanted lately are read into memory of their own
-and thrown away. Stores are probed with one store, which nobody waits for. Each source is
+and thrown away. Stores are probed with one store, which no request waits for. Each source is
 watched alone.
 
 Invariants: blocks being probed are pinned once by this object; no more than one round of
@@ -38,11 +38,10 @@ class Watch:
         residency: Residency,
         clock: Callable[[], float],
         missed: Callable[[DeviceSource, Block, Get], None],
-        chance: random.Random | None = None,
     ) -> None:
         """`missed` is called with a block that a probe did not find, or found corrupt."""
         self.member = source.member
-        self.measuring = Measuring(clock, chance or random.Random())
+        self.measuring = Measuring(clock, random.Random())
         self._source = source
         self._residency = residency
         self._missed = missed

@@ -64,7 +64,7 @@ class Policy(ABC):
         return (victim,)
 
     def coldest_s(self) -> float | None:
-        """When the next victim was last used, None if there is none or nobody knows: it is asked where size classes
+        """When the next victim was last used, None if there is none or that is not known: it is asked where size classes
         compete for room, which they do not in a replay."""
         return None
 
@@ -75,7 +75,7 @@ class Policies:
     def __init__(
         self, make: Callable[[int], Policy], later: Callable[[Steps[None]], object] = finish
     ) -> None:
-        """later: does what is learned and nobody waits for."""
+        """later: takes work that no request waits for."""
         self.make = make
         self.later = later
         self._clock = 0

@@ -1,4 +1,4 @@
-"""Where socket and state lie when nobody says: one rule for daemon, command line, client and connector.
+"""Default places of socket and state: one rule for daemon, command line, client and connector.
 
                 root                 others
     socket      /run/kvstore         /run/kvstore where they may write to it, as under our systemd unit;

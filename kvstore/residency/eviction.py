@@ -7,7 +7,7 @@ Room is made when a transfer is submitted, and never before. "No room" is answer
 nothing here blocks. A block that waits to be written to NVMe is not dropped from DRAM while a
 device can take it (`WriteQueue.keeps`), and a block that a user's pin guards is no victim.
 
-Who is above a quota displaces blocks of its own, and of nobody else.
+A holder above its quota displaces only blocks of its own.
 """
 
 from __future__ import annotations

@@ -46,20 +46,14 @@ class Member:
     """One device, and what concerns it alone."""
 
     def __init__(
-        self,
-        number: int,
-        name: str,
-        drive: Drive,
-        clock: Callable[[], float],
-        changed: Callable[[], None],
-        chance: random.Random | None = None,
+        self, number: int, name: str, drive: Drive, clock: Callable[[], float], changed: Callable[[], None]
     ) -> None:
         """`changed` is called when a breaker changes its state."""
         assert number < DEVICES_MAX, "more devices than the index can name"
         self.number = number
         self.name = name
         self.device, self.io, self.jobs_max, self.stall_s, self.directory = drive
-        chance = chance or random.Random()
+        chance = random.Random()
         self.loads = Breaker(f"{name} loads", self.stall_s, clock, changed, chance, directory=self.directory)
         self.stores = Breaker(
             f"{name} stores", self.stall_s, clock, changed, chance, directory=self.directory

@@ -389,7 +389,7 @@ class Models:
             if model.ready & model.unverified or not true <= model.slots.keys() <= set(range(model.count)):
                 problems.append(f"models: {model.label}: its slabs are miscounted")
             if model.filler is None and true != model.slots.keys():
-                problems.append(f"models: {model.label}: slabs to be written, and nobody writes them")
+                problems.append(f"models: {model.label}: slabs to be written, without a writer")
         if len(set(slots)) != len(slots):
             problems.append("models: a slab of two models")
         if self._slabs is not None and (strange := self._slabs.wrong_of_slabs({*slots, *self._leaving})):

@@ -6,8 +6,8 @@
     pin, unpin ──────┘                              ├─▶ what was evicted, and why
                                                     └─▶ journal, for KV events
 
-Index, slots, policies and rules can never disagree, because nobody else changes a block: who
-needs one to stay calls `pin`, and `unpin` with the same blocks when it is done.
+Index, slots, policies and rules can never disagree, because nothing else changes a block. A caller
+that needs one to stay calls `pin`, and `unpin` with the same blocks when it is done.
 """
 
 from __future__ import annotations
@@ -97,12 +97,6 @@ class Residency:
     def dram_policies(self) -> Sequence[Policy]:
         return list(self._dram_policies.values())
 
-    def policy_of(self, block: Block, bit: int) -> Policy:
-        """The policy that decides when this block leaves a level that holds it."""
-        if bit == IN_DRAM:
-            return self.dram_policy(block.namespace)
-        return self.nvme_policy(self.nvme.members[block.device], block.namespace)
-
     def block_of(self, key: bytes) -> Block | None:
         """The block of a key that a tier named."""
         namespace = self.namespaces.of_key(key)
@@ -149,7 +143,7 @@ class Residency:
             if where & IN_DRAM and not below & IN_DRAM and not (guards and guards.guards(block, IN_DRAM)):
                 may_leave(block)
             if where & IN_NVME and not below & IN_NVME and not (guards and guards.guards(block, IN_NVME)):
-                self.policy_of(block, IN_NVME).may_leave(block)
+                self.nvme_policy(self.nvme.members[block.device], block.namespace).may_leave(block)
         if self.quotas:
             for block in run:
                 self.quotas.may_leave(block)

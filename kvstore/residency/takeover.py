@@ -53,7 +53,7 @@ class Slab:
         self.rows: Sequence[Row | None] = ()
 
     def block_at(self, at: int) -> Block | None:
-        """The block in the slot of this position, None where it is nobody's."""
+        """The block in the slot of this position, None where there is none."""
         slot, member = self.slots[at], self._member
         row = self._residency.arena.record(slot) if member is None else self.rows[at]
         block = self._residency.block_of(row.key) if row is not None else None
@@ -72,8 +72,8 @@ class Slab:
 
 
 class Takeovers:
-    """Those under way. `leave`: lets a block leave a level. freed: called when the arena has room that nobody waits
-    for in this moment."""
+    """Those under way. `leave`: lets a block leave a level. freed: called when the arena has room that was not there
+    when it was asked for."""
 
     def __init__(self, residency: Residency, leave: Callable[[Block, int], None]) -> None:
         self._residency = residency

@@ -60,9 +60,7 @@ class _Space:
     ttl_s: float = NEVER  # of blocks that no prefix of `prefixes` covers
     prefixes: dict[bytes, float] = field(default_factory=dict)
     least_s: float = NEVER  # the shortest of these
-    times: BlockTable[int] = field(
-        default_factory=BlockTable
-    )  # its growth stops nobody, unlike that of a large dict
+    times: BlockTable[int] = field(default_factory=BlockTable)  # it grows in small steps, unlike a large dict
     newer: set[bytes] = field(default_factory=set)  # blocks that may have a child older than they are
     sweep_s: float = 0.0  # when the next sweep begins
 

@@ -279,7 +279,7 @@ def test_a_slow_source_takes_nothing_from_a_fast_one(
         yield
         return slow
 
-    usable = finish(BreakEven(0.0).usable(spaces, len(places), asking, used, found))
+    usable = finish(BreakEven().usable(spaces, len(places), asking, used, found))
     assert gain_s(usable) >= max(map(gain_s, range(len(places) + 1))) - 1e-9
 
 

@@ -32,7 +32,7 @@ def each_object(root: str, prefix: str) -> Iterator[ObjectInfo]:
         except OSError as error:
             if error.errno not in _OF_ONE:
                 raise
-            continue  # it went away, or nobody may look at it
+            continue  # it went away, or may not be looked at
         if _PART.fullmatch(entry.name) and entry.is_file():
             e_tag = f'"{found.st_ino:x}-{found.st_mtime_ns // 1000:x}-{found.st_size:x}"'
             changed_s = found.st_mtime_ns // 1000 / 1e6  # as obstore says it

@@ -66,7 +66,7 @@ _NAME = re.compile(r"(?!\.\.?(/|$))[A-Za-z0-9._=+-]+(/(?!\.\.?(/|$))[A-Za-z0-9._
 def open_objects(
     url: str, options: ObjectOptions | None = None, chance: random.Random | None = None
 ) -> Objects:
-    """The store at a URL. Asks nobody yet: whether it is there and ours shows with the first call.
+    """The store at a URL. Sends nothing yet: whether it is there and ours shows with the first call.
 
     Blocks on the file system for file:// only. Two openings of the same memory:// name in one process share it.
     Raises ObjectRefused: a URL or options that are not allowed, or no such directory.

@@ -328,7 +328,7 @@ class Arena:
     ) -> bool:
         """Give every slab its memory, for a background thread; True when all have it, False if stopped.
 
-        touch: also map it into this process, so that nobody pays for first touch; without it, memory is
+        touch: also map it into this process, so that no request pays for first touch; without it, memory is
         only reserved. Calls `progress(touched_bytes, capacity_bytes)` after each slab. Where memory
         runs out it warns once, and tries again every ARENA_RETRY_S; the arena is smaller meanwhile.
         """

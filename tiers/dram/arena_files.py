@@ -138,7 +138,7 @@ def existing_layout(path: Path) -> Layout | None:
 
 
 def _is_named_as_ours(path: Path) -> bool:
-    """Whether nobody else has a reason to make files of these names, and those that are there are our user's."""
+    """Whether the name is one that only we give to files, and the files that are there are our user's."""
     if not _INSTANCE.fullmatch(path.name):
         return False
     return all(status.st_uid == os.geteuid() for status in map(_status, (path, table_path(path))) if status)

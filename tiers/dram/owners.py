@@ -1,4 +1,4 @@
-"""Who may be writing into the arena right now, and who may still be although we let go.
+"""Owners: which clients may be writing into the arena now, or may still be after their lease was taken back.
 
     begin ──▶ being written ──▶ committed, or given back by its writer
                     │ the writer is lost
@@ -7,7 +7,7 @@
                                     │ one is held                                  ▲
                                     ╰──────▶ quarantine ──── he let go ────────────╯
 
-Each client has a file without a name, of which nobody else has a descriptor, and holds its OFD lock for as long as it
+Each client has a file without a name, of which no other process has a descriptor, and holds its OFD lock for as long as it
 writes:
 
     client   lock ──▶ is the generation still the one of my lease? ──▶ write ──▶ unlock
@@ -60,7 +60,7 @@ class Owners:
         self._lock_fd = lock_fd
         self._writers: dict[int, int] = {}  # slot -> the owner that may write into it
         self._slabs: Counter[int] = Counter()  # how many of these are in each slab
-        # Owners that may be in the middle of a copy -> slots; slots of nobody are free when it is their turn.
+        # Owners that may be in the middle of a copy -> slots; slots without any are free when it is their turn.
         self._quarantine: dict[frozenset[int], list[int]] = {}
         self._numbers = itertools.count(_LIVES.stop)  # none is used twice
         self._files: dict[int, int] = {}  # owner -> descriptor of its file
@@ -81,7 +81,7 @@ class Owners:
         return next(self._numbers)
 
     def let_go(self, owner: int) -> None:
-        """Nobody has this number any more, once its lock is free."""
+        """The client with this number is gone; the number is forgotten once its lock is free."""
         self._lost.add(owner)
         self._forget_lost({owner})
 

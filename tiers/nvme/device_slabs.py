@@ -12,7 +12,7 @@ Files are opened in the directory that was there at the start, whatever is at it
 to another directory that was put, or mounted, in its place.
 
 Everything blocks on the disk and may raise OSError. Thread-safe; the lock is never held
-during a system call, so one that hangs holds up nobody else.
+during a system call, so one that hangs does not hold up others.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Records lie one after the other, so any of them is read by range. `sizes` says h
 them shorter; without a codec they all have the size of their namespace.
 
 Where the deployment has a key the magic is another one, the zeros are the number of the key, the header is sealed, and its tag
-is the id (tiers/bucket/seals.py). The header has a tag of each record then, and nobody without the key reads whose they are.
+is the id (tiers/bucket/seals.py). The header has a tag of each record then, and only readers with the key see whose they are.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which adapter of LoRA a request is computed with, by content: a namespace for each.
 
-What counts is what the ranks have loaded (`LiveAdapters`); they say so whenever it changes. Nobody can know it of an
+What counts is what the ranks have loaded (`LiveAdapters`); they say so whenever it changes. That is not known of an
 adapter that is not loaded yet, so its files are digested, and a note in the cache directory says what ranks made of
 these files before:
 

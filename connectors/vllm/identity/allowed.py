@@ -1,7 +1,7 @@
 """What of the engine's configuration does not matter to the bytes of KV: everything else is in the namespace.
 
-A field that is not listed here separates engines, so one of vLLM's next release that nobody has judged is a cold
-store and never a wrong one. A field is listed only for one of these reasons. Where the model's own code reads it
+A field that is not listed here separates engines, so a field of vLLM's next release that was not judged yet makes the
+store cold, and never wrong. A field is listed only for one of these reasons. Where the model's own code reads it
 (`connectors/vllm/identity/model_sources.py`) it counts all the same: fields of `ASKED`, and keys of config.json.
 """
 

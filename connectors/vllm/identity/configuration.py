@@ -173,7 +173,7 @@ def _is_memory(kind: type, name: str) -> bool:
 
 
 def _defaults(kind: type) -> dict[str, Any]:
-    """The fields of a class that have a value where nobody gives one."""
+    """The fields of a class that have a default, and the default."""
     found: dict[str, Any] = {}
     described = getattr(kind, "__pydantic_fields__", {})
     for field in fields(kind):

@@ -1,7 +1,7 @@
 """Ghosts: blocks that left, and what their last use was. A bounded number; the oldest are forgotten.
 
 Many small dicts, by the highest bits of a name, each in the order in which its blocks left: one large dict
-that grows moves all its entries at once, 0.1 s at a million, and nobody is answered meanwhile.
+that grows moves all its entries at once, 0.1 s at a million, and no request is answered meanwhile.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 An entry names the *stretch* of the block's last use: after another use it is outdated, and
 thrown away when it surfaces. Using a block therefore costs nothing here. When outdated
 entries may be the half of all, the queues are swept, a few entries with each that comes: memory
-stays in proportion to what is held, and nobody ever waits for all of them to be looked at.
+stays in proportion to what is held, and no request ever waits until all of them were looked at.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class CountedSlots:
         self.free_run(slots)
 
     def let_go_owner(self, owner: int) -> None:
-        """Nobody else writes here."""
+        """There are no other writers here."""
 
     def sweep(self) -> int:
         return 0
