@@ -1,1 +1,1 @@
-"""Where bytes live: null, memory, DRAM arena, NVMe (imports nothing of ours)."""
+"""Where bytes live: the arena in DRAM, files on NVMe devices, buckets and packs (imports nothing of ours)."""

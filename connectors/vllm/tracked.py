@@ -1,4 +1,4 @@
-"""A request, as the scheduler's half knows it."""
+"""What the scheduler's half of the connector remembers of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one caller of the local socket has asked for that an audit must know."""
+"""Writes to the audit log what one caller of the local socket asked for."""
 
 from __future__ import annotations
 

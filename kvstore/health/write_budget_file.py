@@ -1,4 +1,4 @@
-"""The write_budget budget on disk, so that no kill makes it larger.
+"""Keeps on disk what the write budget has spent, so that no kill makes the budget larger.
 
     spent, by the hour │ ahead: what may be spent before this is written again
 

@@ -1,4 +1,4 @@
-"""What separates engines: those of a model whose namespaces differ, and the fields in which they do.
+"""Says why two engines of one model share no blocks: the fields in which their namespaces differ.
 
     namespaces ─▶ engines (a namespace for each KV group) ─▶ fields that are not the same in all of them
 

@@ -1,4 +1,4 @@
-"""When blocks were stored, as their rows say: asked for when a namespace gets its first TTL."""
+"""Reads from rows when blocks were stored; needed when a namespace gets its first TTL."""
 
 from __future__ import annotations
 

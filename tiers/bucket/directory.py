@@ -1,5 +1,7 @@
-"""A directory that is a store of objects, listed without obstore, whose listing ends at the first name that no object can
-have (bytes that are no text, a line break, a link to itself), and never says what was left half written.
+"""Lists and sweeps a directory that serves as an object store.
+
+obstore is not used here: its listing ends at the first name that no object can have (bytes that are no text, a line break,
+a link to itself), and it never shows a file that was left half written.
 
     each_object   every object below a folder; what cannot be one, or may not be looked at, is passed over
     folder_names  the folders right below one
