@@ -1,6 +1,6 @@
 """What being watched costs: lookups with /metrics scraped every second, against lookups without.
 
-    A   nobody scrapes                                 windows of some seconds, in turn:
+    A   /metrics is not scraped                        windows of some seconds, in turn:
     B   /metrics is scraped every second               A B   B A   A B …
 
 One client asks for a prompt of 512 blocks that DRAM holds, again and again, as an engine's scheduler asks: with a ticket
@@ -93,7 +93,7 @@ def scrape(url: str) -> None:
             scrapes, next_s = scrapes + 1, next_s + SCRAPE_S
 
 
-class Engine:
+class Asker:
     """Looks its prompt up, and times it."""
 
     def __init__(self, client: Client, per_s: float) -> None:
@@ -138,14 +138,14 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         daemon.wait_until_prefaulted(ARENA_BYTES)
         _wait_for(url)
         with Scraper(url) as scraper, daemon.client() as client:
-            engine = Engine(client, args.per_s)
-            engine.run(WARM_UP_S)
+            asker = Asker(client, args.per_s)
+            asker.run(WARM_UP_S)
             load = Others()
-            found = _measure(args, engine, scraper)
+            found = _measure(args, asker, scraper)
             return {**found, "other_cpu_percent": load.percent(), **facts(scratch, arena_directory)}
 
 
-def _measure(args: argparse.Namespace, engine: Engine, scraper: Scraper) -> dict[str, Any]:
+def _measure(args: argparse.Namespace, asker: Asker, scraper: Scraper) -> dict[str, Any]:
     quiet: list[list[float]] = []
     scraped: list[list[float]] = []
     scrapes = 0
@@ -153,7 +153,7 @@ def _measure(args: argparse.Namespace, engine: Engine, scraper: Scraper) -> dict
         turns = [(quiet, False), (scraped, not args.control)]
         for windows, is_on in turns if number % 2 == 0 else reversed(turns):
             before = scraper.set(is_on)
-            windows.append(engine.run(args.window))
+            windows.append(asker.run(args.window))
             scrapes += scraper.set(False) - before
     if not args.control and scrapes < args.pairs * int(args.window / SCRAPE_S):
         raise DaemonError(f"only {scrapes} scrapes in {args.pairs} windows of {args.window} s")

@@ -198,9 +198,9 @@ def in_order(paths: list[str]) -> list[str]:
 
 
 def in_dram(revision: Revision, paths: Sequence[Path], socket: str | None) -> ResidentWeights | None:
-    """The weights in these files, where the node has them in DRAM, all of them; None where not, or its daemon is away. One that
-    somebody brings there is waited for, as long as it comes nearer: reading it beside them would take as much from the same disk
-    or bucket again."""
+    """The weights in these files, where the node has them in DRAM, all of them; None where not, or its daemon is away. While
+    they are being brought there this waits, as long as that goes on: reading them a second time would only take from the same
+    disk or bucket."""
     from kvstore.client import ClientError, models
 
     model, name = revision.manifest.model, revision.manifest.revision

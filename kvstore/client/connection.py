@@ -46,7 +46,7 @@ class Asked:
     answer: frames.Answer | None = None
 
     def __init__(self, name: str, is_unwanted: bool = False) -> None:
-        """is_unwanted: nobody waits for the answer."""
+        """is_unwanted: no caller waits for the answer."""
         self.name, self.is_unwanted = name, is_unwanted
 
 
@@ -58,7 +58,7 @@ class Connection:
     ) -> None:
         """Connect and attach. writable: map the arena so that write leases are possible. door: which one this process is.
 
-        Raises Unavailable (nobody answers in time), Refused (the daemon said no).
+        Raises Unavailable (no answer in time), Refused (the daemon said no).
         """
         self.namespace_ids = weakref.WeakKeyDictionary[
             object, int
@@ -165,14 +165,16 @@ class Connection:
         return self.answer(self.send(request, deadline), deadline)
 
     def forget(self, asked: Asked) -> None:
-        """Nobody waits for this answer any more: a lease that it grants is given back. Takes no lock."""
+        """No caller waits for this answer any more: a lease that it grants is given back. Takes no lock."""
         asked.is_unwanted = True
         if asked.answer is not None:
             self._undo(asked.answer)
 
     def _undo(self, answer: frames.Answer) -> None:
         if isinstance(answer, frames.Error):
-            log.warning("a request that nobody waits for was refused: %s: %s", answer.code, answer.message)
+            log.warning(
+                "a request whose caller had given up was refused: %s: %s", answer.code, answer.message
+            )
         elif isinstance(answer, frames.Reserved) and answer.lease:
             self.owe(answer.lease)
 

@@ -330,7 +330,7 @@ class Caller:
         if self._has_ended:
             return
         self._has_ended, self._steps, self._later, self._waits = True, None, None, None
-        self._reply, self._resume = lambda _: None, lambda: None  # no circle: nobody collects old garbage
+        self._reply, self._resume = lambda _: None, lambda: None  # no circle: old garbage is not collected
         self._hang_up = lambda _: None
         self._api.clients.leave(self)
         self._holder.requests += self.peer.requests

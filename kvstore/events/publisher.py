@@ -45,7 +45,7 @@ log = logging.getLogger("kvstore.events")
 
 @dataclass(slots=True, frozen=True)
 class Settings:
-    """Of the section [events]; `replay_endpoint` "" answers nobody. connects: to a router, else it binds."""
+    """Of the section [events]; `replay_endpoint`: "" for none. connects: to a router, else it binds."""
 
     endpoint: str
     connects: bool

@@ -15,8 +15,8 @@ from kvstore.constants import PROMPTS_REMEMBERED_MAX
 
 
 class Prompt:
-    """One request. `blocks`: its length; `last`: hash of its last block, empty if not known; `turn`: 0 until
-    somebody counts."""
+    """One request. `blocks`: its length; `last`: hash of its last block, empty if not known; `turn`: of its conversation,
+    0 where it was not counted."""
 
     __slots__ = ("blocks", "last", "turn")
 

@@ -224,7 +224,7 @@ class Totals:
                 if min(row.lookups, *row.tokens) < 0 or sum(row.tokens) != row.tokens_asked
             ]
 
-    def span(self, since_s: float, until_s: float, now_s: float) -> Span:
+    def span(self, since_s: float, until_s: float, now_s: float) -> Period:
         """What came to between two times, as nearly as it is known: by the minute within the last hours, else whole hours."""
         oldest_s = oldest_minute(now_s)
         begin_s = minute_of(since_s) if since_s >= oldest_s else hour_of(since_s)
@@ -239,7 +239,7 @@ class Totals:
         for hour_s in {hour_of(begin_s), hour_of(end_s)}:
             if hour_s < begin_s or hour_s + HOUR_S > end_s != now_s:
                 found += self._part(hour_s, begin_s, end_s)
-        return Span(sorted(found, key=_key_of), begin_s, end_s)
+        return Period(sorted(found, key=_key_of), begin_s, end_s)
 
     def _part(self, hour_s: int, begin_s: float, end_s: float) -> list[Total]:
         """Of an hour, what its minutes in this time came to."""
@@ -338,7 +338,7 @@ class Snapshot(NamedTuple):
     oldest_minute_s: int
 
 
-class Span(NamedTuple):
+class Period(NamedTuple):
     """Rows of a time, of which the first and the last may be parts of an hour."""
 
     rows: list[Total]

@@ -559,7 +559,7 @@ class Asked(msgspec.Struct, array_like=True, gc=False):
 
 class Recorded(msgspec.Struct, array_like=True, tag=75):
     """requests: the next ones; left: how many wait to be asked for. stored: (number, leading tokens of prompt and
-    output that were offered for storing), of those for which there is news. lost: requests so far that nobody
+    output that were offered for storing), of those for which there is news. lost: requests so far that were not
     fetched in time. now_s: as at_s."""
 
     now_s: float

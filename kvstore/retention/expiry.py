@@ -197,7 +197,7 @@ class Expiry:
 
     def _of_row(self, space: _Space, stored_s: int) -> int:
         """The time that a row says. One in the future was written before the clock went back, over a reboot:
-        nobody knows how old the block is, so it is over; and it is at least as late as the row says."""
+        the age of the block is unknown, so it is over; and it is at least as late as the row says."""
         if stored_s > self.now_s():
             self.clock.move_to(stored_s)
             return 0
@@ -351,7 +351,7 @@ def all_leaves_first(namespace: Namespace) -> Iterator[Block | None]:
 
 def leaves_first(tops: Iterable[Block | None]) -> Iterator[Block | None]:
     """What hangs on each of these blocks, and then the block itself, while blocks come and go; now and then None, so
-    that nobody waits long for the next one. Blocks that get another place meanwhile may be missed."""
+    that the caller never waits long for the next one. Blocks that get another place meanwhile may be missed."""
     steps = 0
     for top in tops:
         path = [(top, top.each_child())] if top is not None else []

@@ -9,7 +9,7 @@ It does one thing: a range that is answered with 206 and exactly as long as aske
 obstore is asked for the same, whose failures are understood (tiers/bucket/object_failures.py). After a few in a row it
 stays away for a while.
 
-Invariant: when `read` has returned or was cancelled, nobody writes into the views.
+Invariant: when `read` has returned or was cancelled, the views are not written.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Retries are ours and not obstore's: so there is one deadline over everything, th
 takes no room from others. A call that is given up is cancelled. What was sent then may still be done.
 
 A content that could change is copied before it is sent, because a call that was given up may still read it: give
-`bytes` or a read-only view of something that nobody writes any more, and nothing is copied.
+`bytes` or a read-only view of something that is not written any more, and nothing is copied.
 
 Credentials are taken from the options, or else from where obstore looks for them: the environment, the files it
 names, the machine's role. They are in no message (tiers/bucket/object_failures.py) and in no repr.

@@ -82,7 +82,7 @@ class Objects(ABC):
     async def read_into(self, name: str, start: int, views: Sequence[memoryview]) -> bool:
         """Fill the views, one after the other, with its bytes from `start` on, where there is a way that saves a copy.
 
-        False where there is none: ask `get_ranges`, which says why. Returns only when nobody writes into the views.
+        False where there is none: ask `get_ranges`, which says why. Returns only when the views are not written any more.
         """
         return False
 

@@ -192,7 +192,7 @@ class Arena:
         self._give(self.owners.abandon(slots))
 
     def sweep(self) -> int:
-        """Free quarantined slots that nobody can write into any more, some at a time; returns their number."""
+        """Free quarantined slots that cannot be written any more, some at a time; returns their number."""
         self._take_in_arrived()
         expired = self.owners.expired(SWEEP_SLOTS)
         self._give(expired)

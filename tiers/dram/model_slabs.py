@@ -6,7 +6,7 @@
 A model's slab is one slot, as large as the slab, in a row like any other: WRITING while it is filled, READY with the
 checksum of all of its bytes. So whatever holds for records holds for it: adoption, quarantine, generations, owners. Its key
 begins with MODELS, which no namespace may have, and says the rest of what must be known: an arena needs no other file to say
-which models are in it, and an older program takes such a slab for a record of a namespace that nobody uses.
+which models are in it, and an older program takes such a slab for a record of a namespace that is not used.
 
     key      │ MODELS, 16 │ content, 16 │ index u32 │ count u32 │ label … │
     parent   │ … label │                                                        name@revision, in both together

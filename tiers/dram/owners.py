@@ -3,7 +3,7 @@
     begin ──▶ being written ──▶ committed, or given back by its writer
                     │ the writer is lost
                     ▼
-              abandoned: its generation is raised ──▶ nobody holds the lock ──▶ handed out again
+              abandoned: its generation is raised ──▶ the lock is not held  ──▶ handed out again
                                     │ one is held                                  ▲
                                     ╰──────▶ quarantine ──── he let go ────────────╯
 
@@ -115,7 +115,7 @@ class Owners:
         return [slot for slot in slots if slot in self._writers]
 
     def end(self, slots: Sequence[int]) -> None:
-        """Nobody writes into these slots any more."""
+        """These slots are not written any more."""
         for slot in slots:
             del self._writers[slot]
         for slab, count in Counter([slot // SLAB_SLOTS_MAX for slot in slots]).items():
@@ -124,8 +124,8 @@ class Owners:
                 del self._slabs[slab]
 
     def abandon(self, slots: Sequence[int]) -> list[int]:
-        """The writer of these slots is lost, and their generations were raised. Returns those that nobody
-        writes into; the others are in quarantine."""
+        """The writer of these slots is lost, and their generations were raised. Returns those that are
+        not written; the others are in quarantine."""
         suspects: dict[frozenset[int], list[int]] = {}
         all_owners = frozenset(self._lost.union(self._files))
         for slot in slots:
@@ -140,7 +140,7 @@ class Owners:
         return self._free_of({frozenset(_LIVES): list(slots)}, len(slots)) if slots else []
 
     def expired(self, count: int) -> list[int]:
-        """Takes up to so many slots out of quarantine that nobody can be writing into any more, and returns them."""
+        """Takes up to so many slots out of quarantine that cannot be written any more, and returns them."""
         suspects, self._quarantine = self._quarantine, {}
         free = self._free_of(suspects, count)
         self._forget_lost(frozenset(self._lost))

@@ -24,7 +24,7 @@ Why a row may be believed after `kill -9` (stores of one process land in program
 * committing: checksum and time are stored before the state becomes READY;
 * giving back: the generation is raised before the state becomes FREE, so a reader that
   copied bytes out knows that they may have been replaced. A kill in between leaves a READY
-  row whose bytes nobody has touched: it is adopted, under the new generation.
+  row whose bytes were not touched: it is adopted, under the new generation.
 
 The state is one byte. The row hash is there for damage, not for kills; it is seeded with
 the row's number, so that a row that was copied elsewhere is not believed. It does not cover

@@ -11,7 +11,7 @@ another process holds are left exactly as they were. A directory of an older for
 with other settings, or whose marker is damaged, starts cold: a new instance, so that none of its rows is
 believed.
 
-Others must not be able to write into the directory, so nobody can plant a link in it; no
+Other users must not be able to write into the directory, so they cannot plant a link in it; no
 link inside is followed all the same. Everything here blocks on the disk.
 """
 

@@ -102,7 +102,7 @@ async def fetch_records(objects: Objects, pack: Pack, wanted: Sequence[tuple[int
     HIT: the view holds the bytes, and their checksum matched. MISS: no such object or index, a view of another size, or
     a codec or a key that is not known here. CORRUPT: other bytes came back, or fewer. REFUSED: the store does not hand it out. FAILED: the
     store failed. After any other answer than HIT the view's content is undefined. Never raises but when cancelled, and returns only when
-    nobody writes into the views any more.
+    the views are not written any more.
     """
     header = pack.header
     answers = [Get.MISS] * len(wanted)
@@ -212,7 +212,7 @@ async def _in_pieces(source: Objects, pack: Pack) -> memoryview:
 def _assemble(
     header: PackHeader, records: Sequence[Bytes], codec: str, seals: Seals | None
 ) -> tuple[Pack, memoryview]:
-    """The pack, and the whole object, which nobody can change any more."""
+    """The pack, and the whole object, which cannot change any more."""
     where = pack_name(header.spec.digest, b"")
     if isinstance(records, PackMemory) and not codec:
         return _assemble_in_place(header, records, where, seals)
@@ -236,7 +236,7 @@ def _assemble(
 def _assemble_in_place(
     header: PackHeader, records: PackMemory, where: str, seals: Seals | None
 ) -> tuple[Pack, memoryview]:
-    """Nothing is copied: nobody but us has this memory."""
+    """Nothing is copied: only this module has this memory."""
     records.join()
     pack, first = describe(_tagged(header, records, seals), seals)
     for index, found in enumerate(digest_all(records, header.spec.columns)):

@@ -3,8 +3,8 @@
     │ room for any header … │ header │ record 0 │ record 1 │ … │
                             ╰──────────── the object ──────────╯
 
-What costs time is memory that nobody has touched yet: 16 MiB of it took 24 ms to fill, of memory used before 1.5. So
-`PackRoom` keeps some, and lets it be used again when nobody reads it any more: a request that was given up may.
+What costs time is memory that was never touched: 16 MiB of it took 24 ms to fill, of memory used before 1.5. So
+`PackRoom` keeps some, and lets it be used again when it is not read any more: a request that was given up may.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PackMemory(Sequence[memoryview]):
             self._views = joined
 
     def object(self, first: bytes) -> memoryview:
-        """The object that begins with these bytes, behind `join`. Nobody may write into any view from now on."""
+        """The object that begins with these bytes, behind `join`. No view may be written from now on."""
         begin = _START - len(first)
         self._all[begin:_START] = first
         self._object = self._all[begin : _START + len(self) * self._size].toreadonly()

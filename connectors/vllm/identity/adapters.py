@@ -240,7 +240,7 @@ def _stamp(path: str) -> list[Facts]:
 
 class LiveAdapters:
     """What one rank computes with now: what vLLM has loaded, wherever it came from. Each adapter is digested as it lies in
-    memory, once for each time it was loaded: every tensor, and every number beside them."""
+    memory, once for each time it was loaded: every tensor, and every number that belongs to it."""
 
     def __init__(self, models: Iterable[Any], rank: int) -> None:
         found = (getattr(model, "lora_manager", None) for model in models)

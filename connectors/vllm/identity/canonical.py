@@ -89,7 +89,7 @@ def _name(value: Any) -> str | None:
 
 
 def _function_name(function: Any) -> str:
-    """A function of a module goes by its name; one that was made on the spot holds what nobody sees."""
+    """A function of a module goes by its name; one that was made on the spot holds what cannot be seen."""
     name = f"{function.__module__}.{function.__qualname__}"
     if "<" in name or function.__module__ in (None, "__main__"):
         raise Unknowable(f"a function made on the spot ({name})")

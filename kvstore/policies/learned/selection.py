@@ -107,8 +107,8 @@ class Shadow:
         return hits
 
     def shrink_steps(self, capacity: float) -> Steps[None]:
-        """It holds much more than it may: let the cheapest go, a few at a time, until it holds a little more. Nobody asks
-        meanwhile."""
+        """It holds much more than it may: let the cheapest go, a few at a time, until it holds a little more. It is not
+        asked meanwhile."""
         while len(self._seats) > capacity + CONTEST_LEFT_AT_ONCE:
             for _ in range(CONTEST_LEFT_AT_ONCE):
                 if self._leaves.cheapest(self.judge) is None:
@@ -117,7 +117,7 @@ class Shadow:
             yield
 
     def thin_out_steps(self, below: int) -> Steps[None]:
-        """Keep only the blocks of the smaller sample; they hang on the nearest one that is left. Nobody asks meanwhile."""
+        """Keep only the blocks of the smaller sample; they hang on the nearest one that is left. It is not asked meanwhile."""
         self.below = below
         seats = list(self._seats.values())
         for first in range(0, len(seats), CONTEST_THINNED_AT_ONCE):

@@ -143,7 +143,7 @@ async def _measure(plan: Plan, url: str, options: ObjectOptions) -> dict[str, Va
 
 
 def scratch_url(url: str) -> str:
-    """A prefix below `url` that nobody else has."""
+    """A prefix below `url` of its own."""
     return f"{url.rstrip('/')}/bench-{random.SystemRandom().getrandbits(48):x}"
 
 

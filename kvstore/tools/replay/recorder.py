@@ -26,7 +26,7 @@ from kvstore.protocol.frames import Asked, Recorded
 RECORD_QUIET_S, RECORD_HOLD_S = (10.0, 60.0)
 
 
-class Line(msgspec.Struct):
+class WrittenLine(msgspec.Struct):
     """One request, as it is written."""
 
     timestamp: int  # ms
@@ -43,7 +43,7 @@ class Held:
 
     __slots__ = ("came_s", "line", "news_s", "number", "open")
 
-    def __init__(self, number: int, line: Line, now_s: float, is_open: bool) -> None:
+    def __init__(self, number: int, line: WrittenLine, now_s: float, is_open: bool) -> None:
         self.number = number
         self.line = line
         self.came_s = self.news_s = now_s
@@ -144,7 +144,7 @@ class Recorder:
         at_s = asked.at_s + (self._ahead_s or 0.0) - self._begun_s
         self._last_ms = max(self._last_ms, round(1000 * at_s))
         ids = self._numbers(asked)
-        line = Line(self._last_ms, asked.tokens, 0, ids, asked.block_tokens, asked.block_bytes)
+        line = WrittenLine(self._last_ms, asked.tokens, 0, ids, asked.block_tokens, asked.block_bytes)
         held = Held(asked.number, line, now_s, asked.open)
         self._held.append(held)
         if asked.open:
