@@ -10,11 +10,12 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
-from examples.demo import constants as c
 from kvstore.tools.bench.daemon import DaemonError
 from tiers.base import Get
 from tiers.errors import OpenError
 from tiers.nvme.device import Device, Row
+
+CORRUPT_BYTES = 64  # flipped in the middle of one record
 
 
 def corrupt_one_record(directory: Path, capacity_bytes: int, slab_bytes: int) -> Row:
@@ -61,8 +62,8 @@ def _flip(directory: Path, content: bytes) -> None:
             if offset < 0:
                 continue
             middle = offset + len(content) // 2
-            mapping[middle : middle + c.CORRUPT_BYTES] = bytes(
-                byte ^ 0xFF for byte in mapping[middle : middle + c.CORRUPT_BYTES]
+            mapping[middle : middle + CORRUPT_BYTES] = bytes(
+                byte ^ 0xFF for byte in mapping[middle : middle + CORRUPT_BYTES]
             )
             mapping.flush()
             return

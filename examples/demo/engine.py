@@ -9,9 +9,12 @@ import multiprocessing
 from pathlib import Path
 from typing import Any
 
-from examples.demo import constants as c
-from examples.demo.engine_process import Job, Run, serve
+from examples.demo.engine_process import OUTPUT_TOKENS, Job, Run, serve
 from kvstore.tools.bench.daemon import DaemonError, log_tail
+
+START_S_MAX = 600.0  # a large model is read from disk
+RUN_S_MAX = 300.0
+STOP_S_MAX = 60.0
 
 
 class Engine:
@@ -26,16 +29,16 @@ class Engine:
         self._process.start()
         theirs.close()
 
-    def run(self, prompts: list[str], output_tokens: int = c.OUTPUT_TOKENS) -> Run:
+    def run(self, prompts: list[str], output_tokens: int = OUTPUT_TOKENS) -> Run:
         """Ask one prompt after another, greedily. Raises DaemonError."""
         self.send((prompts, output_tokens))
-        run: Run = self.receive(c.ENGINE_RUN_S_MAX)
+        run: Run = self.receive(RUN_S_MAX)
         return run
 
     def end(self) -> None:
         """Let it finish what it stores, shut down and exit. Raises DaemonError when it does not."""
         self._pipe.close()
-        self._process.join(c.ENGINE_STOP_S_MAX)
+        self._process.join(STOP_S_MAX)
         if self._process.exitcode != 0:
             raise self._failed("did not end well")
 
@@ -89,14 +92,14 @@ class Engines:
     def take(self, job: Job) -> Engine:
         """A ready engine, in a process nobody used before. Raises DaemonError."""
         engine = self._started[-1]
-        engine.receive(c.ENGINE_START_S_MAX)  # it has imported vLLM
+        engine.receive(START_S_MAX)  # it has imported vLLM
         engine.send(job)
         if len(self._started) == self._count:
-            engine.receive(c.ENGINE_START_S_MAX)
+            engine.receive(START_S_MAX)
         else:
             self._spawn()
-            engine.receive(c.ENGINE_START_S_MAX)
-            self._started[-1].wait(c.ENGINE_START_S_MAX)
+            engine.receive(START_S_MAX)
+            self._started[-1].wait(START_S_MAX)
         return engine
 
     def close(self) -> None:

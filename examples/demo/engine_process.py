@@ -17,8 +17,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from examples.demo import constants as c
+from examples.demo.model import POSITIONS_MAX
 
+OUTPUT_TOKENS = 24  # one alone would say too little about the KV behind it
+BLOCK_TOKENS = 32  # vLLM on CPU takes multiples of 32
+FINISH_S_MAX = 30.0  # for saves that are still under way after the last token
+YIELD_S = 0.001  # as vLLM's engine process sleeps after a step that computed nothing
 COUNTERS = ("vllm:kvstore_", "vllm:prompt_tokens_cached_by_source")
 ENVIRONMENT = {  # offline, quiet and in one process
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -39,16 +43,15 @@ class Job:
     dtype: str
     kv_bytes: int
     warm_up: str
-    warm_up_tokens: int = c.OUTPUT_TOKENS
+    warm_up_tokens: int = OUTPUT_TOKENS
     load_format: str = "auto"
 
 
 @dataclass(slots=True, frozen=True)
 class Reply:
-    """One request. cached_tokens: as vLLM reports them for the request. ttft_ms: arrival to first token."""
+    """One request. ttft_ms: arrival to first token."""
 
     prompt_tokens: int
-    cached_tokens: int
     ttft_ms: float
     tokens: list[int]
 
@@ -95,8 +98,8 @@ def _make(vllm: Any, job: Job) -> Any:
         model=job.model,
         load_format=job.load_format,
         dtype=job.dtype,
-        block_size=c.BLOCK_TOKENS,
-        max_model_len=c.POSITIONS_MAX,
+        block_size=BLOCK_TOKENS,
+        max_model_len=POSITIONS_MAX,
         kv_cache_memory_bytes=job.kv_bytes,
         max_num_seqs=1,
         enforce_eager=True,
@@ -117,7 +120,7 @@ def _yield_while_loading(engine: Any) -> None:
     def step_and_yield() -> Any:
         outputs, has_computed = step()
         if not has_computed:
-            time.sleep(c.ENGINE_YIELD_S)
+            time.sleep(YIELD_S)
         return outputs, has_computed
 
     core.step_fn = step_and_yield
@@ -135,7 +138,6 @@ def _ask(engine: Any, vllm: Any, prompt: str, output_tokens: int) -> Reply:
     [output] = engine.generate([prompt], greedy, use_tqdm=False)
     return Reply(
         prompt_tokens=len(output.prompt_token_ids),
-        cached_tokens=output.num_cached_tokens,
         ttft_ms=output.metrics.first_token_latency * 1e3,
         tokens=list(output.outputs[0].token_ids),
     )
@@ -144,7 +146,7 @@ def _ask(engine: Any, vllm: Any, prompt: str, output_tokens: int) -> Reply:
 def _finish(engine: Any) -> None:
     """Step on until the connector has stored what it still holds back: `generate` stops at the last token."""
     scheduler = engine.llm_engine.engine_core.engine_core.scheduler
-    deadline = time.monotonic() + c.ENGINE_FINISH_S_MAX
+    deadline = time.monotonic() + FINISH_S_MAX
     while scheduler.has_requests() and time.monotonic() < deadline:
         engine.llm_engine.step()
 

@@ -19,21 +19,35 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from examples.demo import constants as c
-from examples.demo.corrupt import corrupt_one_record
+from examples.demo.corrupt import CORRUPT_BYTES, corrupt_one_record
 from examples.demo.engine import Engines
-from examples.demo.engine_process import Job, Run
+from examples.demo.engine_process import BLOCK_TOKENS, Job, Run
 from examples.demo.model import TRAINING_TEXT, make_model
 from examples.demo.report import TIERS, Expected, Shown
 from kvstore.client import ClientError
+from kvstore.constants import GIB, MIB
 from kvstore.tools.bench.daemon import Daemon, DaemonError, settings
 
 SOURCES = {"dram": "host", "nvme": "disk"}  # what vLLM calls them
-PROMPTS = [f"{name} asks. {TRAINING_TEXT * c.PROMPT_REPEATS}" for name in ("Ada", "Blaise", "Carl")]
+PROMPT_REPEATS = 4  # times the text of model.py, about 450 tokens of the tiny model's each
+PROMPTS = [f"{name} asks. {TRAINING_TEXT * PROMPT_REPEATS}" for name in ("Ada", "Blaise", "Carl")]
 BUSY = ("adopting", "demoting_blocks", "loading_blocks", "unverified_blocks")  # fields of the status
 ENGINES = 7  # fresh processes that the phases below use in all
+
+
+class Sizes(NamedTuple):
+    """What the daemon's tiers and a slab of them may take, and the engine's own KV cache; in bytes."""
+
+    dram: int
+    nvme: int
+    slab: int
+    engine: int
+
+
+TINY = Sizes(48 * MIB, 256 * MIB, 4 * MIB, 128 * MIB)  # the arena fits a container's 64 MiB of shared memory
+REAL = Sizes(8 * GIB, 16 * GIB, 64 * MIB, 4 * GIB)
 
 
 class Show:
@@ -51,7 +65,7 @@ class Show:
         self._directory = directory
         self._say = say
         self._cold: Run | None = None
-        self._sizes = c.TINY if self._is_tiny else c.REAL
+        self._sizes = TINY if self._is_tiny else REAL
         self._home = directory / "daemon-0"
 
     def carry_out(self) -> str:
@@ -84,7 +98,7 @@ class Show:
         self._phase("arena lost", Expected("nvme"))
         self._stop()
         row = corrupt_one_record(self._home / "nvme", self._sizes.nvme, self._sizes.slab)
-        self._say(f"flipped {c.CORRUPT_BYTES} bytes of {row.key.hex()[:12]}… on disk")
+        self._say(f"flipped {CORRUPT_BYTES} bytes of {row.key.hex()[:12]}… on disk")
         self._start()
         self._phase("corrupt block", Expected("nvme", corrupt_blocks=1))
         with self._daemon.client(attach=False) as client:
@@ -188,9 +202,9 @@ def cached_tokens(run: Run, daemon: dict[str, int]) -> dict[str, int]:
     """
     by_source = "vllm:prompt_tokens_cached_by_source:"
     tokens = {tier: round(run.counters.get(by_source + SOURCES[tier], 0)) for tier in TIERS}
-    loaded = round(run.counters.get("vllm:kvstore_loaded_blocks", 0)) * c.BLOCK_TOKENS
+    loaded = round(run.counters.get("vllm:kvstore_loaded_blocks", 0)) * BLOCK_TOKENS
     missing = sum(tokens.values()) - loaded
-    handed_out = sum(daemon[f"acquired_{tier}"] for tier in TIERS) * c.BLOCK_TOKENS
+    handed_out = sum(daemon[f"acquired_{tier}"] for tier in TIERS) * BLOCK_TOKENS
     if missing < 0 or loaded > handed_out:
         raise DaemonError(
             f"the engine was promised {tokens} tokens and loaded {loaded}, the daemon handed out {handed_out}"
@@ -199,7 +213,7 @@ def cached_tokens(run: Run, daemon: dict[str, int]) -> dict[str, int]:
         taken_back = min(missing, tokens[tier])
         tokens[tier] -= taken_back
         missing -= taken_back
-    if tokens["nvme"] > daemon["promoted"] * c.BLOCK_TOKENS:
+    if tokens["nvme"] > daemon["promoted"] * BLOCK_TOKENS:
         raise DaemonError(
             f"{tokens['nvme']} tokens from NVMe, but {daemon['promoted']} blocks were read from there"
         )

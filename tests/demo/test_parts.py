@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo import constants as c
-from examples.demo.corrupt import corrupt_one_record
+from examples.demo.corrupt import CORRUPT_BYTES, corrupt_one_record
 from examples.demo.engine_process import Reply, Run
 from examples.demo.model import LAYERS, make_model
 from examples.demo.phases import cached_tokens
@@ -28,7 +27,7 @@ def run_with(host: int = 0, disk: int = 0, loaded_blocks: int = 0) -> Run:
     """What an engine reports that was promised host and disk tokens and loaded so many blocks."""
     source = "vllm:prompt_tokens_cached_by_source:"
     counters = {source + "host": host, source + "disk": disk, "vllm:kvstore_loaded_blocks": loaded_blocks}
-    return Run([Reply(100, 0, 1.0, [1])], counters)
+    return Run([Reply(100, 1.0, [1])], counters)
 
 
 def daemon_with(dram: int = 0, nvme: int = 0, promoted: int = 0) -> dict[str, int]:
@@ -145,7 +144,7 @@ def test_corruption_hits_the_middle_of_the_longest_prefix(tmp_path: Path) -> Non
         parent = b""
         for number in range(length):
             key = (name * 16 + bytes([number]) * 32)[:48]
-            content = bytes([number + ord(name)]) * (c.CORRUPT_BYTES * 256)
+            content = bytes([number + ord(name)]) * (CORRUPT_BYTES * 256)
             records.append((Record(key, parent, len(content), checksum.digest(memoryview(content))), content))
             parent = key
     device = opened(tmp_path / "nvme")
