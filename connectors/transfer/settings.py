@@ -42,7 +42,6 @@ class SettingError(ValueError):
 
     def __init__(self, key: str, value: object, allowed: str) -> None:
         super().__init__(f"kv_connector_extra_config: {key} = {value!r}: allowed is {allowed}")
-        self.key, self.value, self.allowed = key, value, allowed
 
 
 @dataclass(slots=True, frozen=True)

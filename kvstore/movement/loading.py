@@ -457,7 +457,6 @@ class _AfterProof:
     def __init__(self, loader: Loader, waiter: Waiter) -> None:
         self._loader = loader
         self._waiter = waiter
-        self._block: Block | None = None
 
     def __call__(self, block: Block | None, /) -> None:
         if block is None or self._loader.is_ready(block):
