@@ -239,7 +239,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     }
 
 
-def with_nvme(scratch: Path, arena_bytes: int, nvme_bytes: int) -> tuple[Path, dict[str, str]]:
+def with_nvme(scratch: Path, arena_bytes: int, nvme_bytes: int) -> tuple[Path, dict[str, str | int]]:
     """Where the arena of a daemon goes, and its settings, with NVMe in `scratch`."""
     arena_directory = choose_arena_path(None, "auto", 2 * arena_bytes, "bench").parent
     place = {"nvme__directories": str(scratch / "nvme"), "nvme__capacity_bytes": exact_bytes(nvme_bytes)}
