@@ -25,7 +25,7 @@ INPUTS ?= 100000
 WITHOUT_ENGINES := $(addprefix tests/vllm/,$(addprefix test_,world.py models.py epochs.py live_weights.py queue.py patience.py namespace.py identity.py settings.py) \
 	$(addprefix siblings/test_,siblings.py layout.py) theirs/test_theirs.py)
 
-.PHONY: proto grpc-docs docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions demo-coldstart test test-fast test-waiting test-engines test-connector test-033 test-nixl trial lint format bench soak clean
+.PHONY: proto grpc-docs docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions demo-coldstart test fetched test-fast test-waiting test-engines test-connector test-033 test-nixl trial lint format bench soak clean
 
 venv:
 	@scripts/venv.sh
@@ -53,9 +53,14 @@ demo-coldstart: venv
 # Tests without engines wait for timers more than half of their time, so four run at a time on two cores, and those of vLLM's newest
 # scheduler beside them. Tests that start engines come after the others, a file on each core; the connector's, which need none, fill
 # the time in which engines wait for each other.
-test: venv vllm-source venv-033 vllm-source-033 lint
+test: venv
+	@$(MAKE) --no-print-directory -j2 lint fetched
 	@$(MAKE) --no-print-directory -j2 test-waiting test-033
 	@$(MAKE) --no-print-directory -j2 test-engines test-connector
+
+# One after the other: each is asked for by those after it, too.
+fetched:
+	@for what in vllm-source venv-033 vllm-source-033; do $(MAKE) --no-print-directory $$what || exit 1; done
 
 test-waiting:
 	$(VENV)/python -m pytest -q -n $(WAITERS) --dist worksteal -m "not vllm"
@@ -117,7 +122,7 @@ bench: venv
 	@$(VENV)/python -m benchmarks
 
 soak: venv
-	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/replication/test_mirror_simulation.py tests/replication/test_feed_simulation.py tests/replication/hostile tests/replication/test_audit.py tests/coldstart/test_collecting.py tests/replay/test_replay.py
+	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/replication/test_mirror_simulation.py tests/replication/test_feed_simulation.py tests/replication/hostile tests/replication/test_audit.py tests/coldstart/test_collecting.py tests/replay/test_replay.py tests/engine/test_engine_model.py
 	INPUTS=$(INPUTS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/fuzz
 	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q --timeout=0 tests/device/test_transfers.py tests/kill/test_kill_loop.py tests/rpc/test_door.py tests/rpc/test_kills.py
 	KEEPERS=1 ROUNDS=$(REGION_ROUNDS) PARTITION_S=$(PARTITION_S) $(VENV)/python -m pytest -q -s --timeout=0 \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -383,6 +384,9 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=400, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=int(os.environ.get("SEEDS", "250")),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 TestEngine = EngineMachine.TestCase

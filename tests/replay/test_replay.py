@@ -133,7 +133,7 @@ def test_a_last_line_that_is_cut_off_is_left_out(tmp_path: Path, last: str, cut:
             read([path])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True), min_size=1, max_size=12))
 def test_whatever_is_read_can_be_replayed(prompts: list[list[int]]) -> None:
     """Ids in any order, before and after each other: every policy gets through, and all prefixes are blocks."""
@@ -220,15 +220,15 @@ def test_nobody_beats_the_bound(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["chat", "scan", "study", *(IS_SOAK * ["agents", "shift", "tasks"])])
+@pytest.mark.parametrize("shape", ["chat", *(IS_SOAK * ["agents", "scan", "shift", "study", "tasks"])])
 def test_ours_is_close_to_the_envelope(shape: str) -> None:
-    """On conversations, documents and scans, and in `make soak` on agents and sudden changes, ours is nowhere further below the best
+    """On conversations, and in `make soak` on documents, scans, agents and sudden changes, ours is nowhere further below the best
     reference than is aimed at. `python -m benchmarks.envelope` has more capacities, seeds and blocks."""
     assert min(cell.points for cell in compare(shape, 21, 60_000, (0.1,))) >= -AIM_POINTS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["loop", "rag", *(IS_SOAK * ["drift", "mix", "popular"])])
+@pytest.mark.parametrize("shape", ["loop", *(IS_SOAK * ["drift", "mix", "popular", "rag"])])
 def test_ours_is_not_far_from_the_envelope_on_odd_traffic(shape: str) -> None:
     """On traffic without conversations, short as it is, the gaps are known."""
     assert min(cell.points for cell in compare(shape, 21, 20_000, (0.01, 0.1))) >= -GAPS.get(
@@ -236,6 +236,7 @@ def test_ours_is_not_far_from_the_envelope_on_odd_traffic(shape: str) -> None:
     )
 
 
+@pytest.mark.skipif(not IS_SOAK, reason="of make soak: two long replays")
 def test_a_sample_of_uses_teaches_as_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large cache counts one use of many, and decides as well as if it counted all."""
     trace = generated(tmp_path, "chat", 21, 60_000)

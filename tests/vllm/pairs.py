@@ -527,54 +527,85 @@ def other_tokenizer(kit: Kit) -> Pair:
 
 
 def configured(**changes: Any) -> Maker:
-    """Keys of config.json that no model reads."""
+    """The same model with other keys in its config.json."""
     return lambda kit: by(kit.base, model=str(kit.copy(**changes)))
 
 
+def argued(**given: Any) -> Maker:
+    return lambda kit: by(**given)
+
+
+# What an engine may be told that decides neither what KV is nor how it lies.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "what config.json says, said again": {"hf_overrides": {"rms_norm_eps": 1e-5}},
+    "trust in code that is not there": {"trust_remote_code": True},
+    "max_model_len": {"max_model_len": 1024},
+    "max_num_seqs": {"max_num_seqs": 2},
+    "memory": {"kv_cache_memory_bytes": 16 << 20},
+    "chunks": {"max_num_batched_tokens": 128, "max_num_seqs": 4},
+    "prefix caching": {"enable_prefix_caching": False},
+    "asynchronous scheduling": {"async_scheduling": False},
+    "policy of the scheduler": {"scheduling_policy": "priority"},
+    "names of the API": {"served_model_name": "a-name"},
+    "seed": {"seed": 7},
+    "load format": {"load_format": "safetensors"},
+    "logprobs": {"max_logprobs": 5},
+    "hybrid blocks": {"disable_hybrid_kv_cache_manager": True},
+}
+# Keys of config.json that no model reads.
+KEYS: dict[str, dict[str, Any]] = {
+    "eos_token_id": {"eos_token_id": 5},
+    "pad_token_id": {"pad_token_id": 3},
+    "use_cache": {"use_cache": False},
+    "an unknown key": {"my_own_note": [1, 2]},
+    "version of transformers": {"transformers_version": "4.40.0"},
+}
+BESIDE = {
+    "training_args_DOT_bin": "x",
+    "original__consolidated_DOT_pth": "x",
+    "README_DOT_md": "# x",
+    "optimizer_DOT_pt": "x",
+}
+
+
+def all_at_once(kit: Kit) -> Pair:
+    """Each argument, each key and each file that decides nothing, in one engine: if it shares, each of them does."""
+    _, second = with_files(**BESIDE)(kit)
+    model = Path(second.options["model"])
+    torch_file(other_keys(model / "model.safetensors", kit.place() / "x"), model / "pytorch_model.bin")
+    edited(model, "generation_config.json", temperature=0.3)
+    for change in KEYS.values():
+        edited(model, **change)
+    arguments = {name: value for given in ARGUMENTS.values() for name, value in given.items()}
+    return by(None, {"async_scheduling": True}, model=str(model), **arguments)
+
+
 SAME: dict[str, Maker] = {
-    "the same": lambda kit: by(kit.base),
+    "all at once": all_at_once,
     "renamed": renamed,
-    "copied": lambda kit: by(kit.base, model=str(kit.copy())),
     "a link": linked,
     "revision none or main": revisions(None, "main"),
     "revision main or commit": revisions("main", COMMIT),
     "name of the hub or path": hub_or_path,
     "name of the hub or copy": hub_or_copy,
-    "files that are not loaded": with_files(
-        training_args_DOT_bin="x",
-        original__consolidated_DOT_pth="x",
-        README_DOT_md="# x",
-        optimizer_DOT_pt="x",
-    ),
-    "pytorch_model.bin beside safetensors": torch_beside,
     "weights packed otherwise": packed_otherwise,
-    "what config.json says, said again": overrides(rms_norm_eps=1e-5),
-    "trust in code that is not there": lambda kit: by(kit.base, trust_remote_code=True),
-    "eos_token_id": configured(eos_token_id=5),
-    "pad_token_id": configured(pad_token_id=3),
-    "use_cache": configured(use_cache=False),
-    "an unknown key": configured(my_own_note=[1, 2]),
-    "version of transformers": configured(transformers_version="4.40.0"),
+    "tokenizer": other_tokenizer,
+    "our own settings": lambda kit: (Engine(extra={"save": "sync"}), Engine(extra={"load": "sync"})),
+    "pictures, their cache off": seeing(mm_processor_cache_gb=0),
+    "the same adapter": adapted(lambda path: None),
+}
+# What SAME has at once, one by one; and what the pairs of SAME have seen in another way.
+SAME_APART: dict[str, Maker] = {
+    "the same": lambda kit: by(kit.base),
+    "copied": lambda kit: by(kit.base, model=str(kit.copy())),
+    "files that are not loaded": with_files(**BESIDE),
+    "pytorch_model.bin beside safetensors": torch_beside,
     "generation_config.json": lambda kit: by(
         kit.base, model=str(edited(kit.copy(), "generation_config.json", temperature=0.3))
     ),
-    "tokenizer": other_tokenizer,
     "no tokenizer": lambda kit: by(skip_tokenizer_init=True),
     "n-grams": lambda kit: by(speculative_config=NGRAM),
-    "max_model_len": lambda kit: by(max_model_len=1024),
-    "max_num_seqs": lambda kit: by(max_num_seqs=2),
-    "memory": lambda kit: by(kv_cache_memory_bytes=16 << 20),
-    "chunks": lambda kit: by(max_num_batched_tokens=128, max_num_seqs=4),
-    "prefix caching": lambda kit: by(enable_prefix_caching=False),
-    "asynchronous scheduling": lambda kit: by(None, {"async_scheduling": True}, async_scheduling=False),
-    "policy of the scheduler": lambda kit: by(scheduling_policy="priority"),
-    "names of the API": lambda kit: by(served_model_name="a-name"),
-    "seed": lambda kit: by(seed=7),
-    "load format": lambda kit: by(load_format="safetensors"),
-    "logprobs": lambda kit: by(max_logprobs=5),
-    "hybrid blocks": lambda kit: by(disable_hybrid_kv_cache_manager=True),
-    "our own settings": lambda kit: (Engine(extra={"save": "sync"}), Engine(extra={"load": "sync"})),
-    "pictures, their cache off": seeing(mm_processor_cache_gb=0),
     "pictures, prefix caching off": seeing(enable_prefix_caching=False),
-    "the same adapter": adapted(lambda path: None),
+    **{name: configured(**change) for name, change in KEYS.items()},
+    **{name: argued(**given) for name, given in ARGUMENTS.items()},
 }

@@ -20,7 +20,7 @@ from tests.running import Daemon, Place, daemons
 from tests.vllm import models, pairs
 from tests.vllm.conftest import totals
 from tests.vllm.engines import EngineHost, Generated
-from tests.vllm.pairs import DIFFER, LORA, SAME, SEEN, TEXT, Engine, Kit
+from tests.vllm.pairs import DIFFER, LORA, SAME, SAME_APART, SEEN, TEXT, Engine, Kit
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -111,7 +111,10 @@ def found(host: EngineHost, store: Store, engine: Engine, said: list[list[int]],
 @pytest.mark.parametrize("name", SAME)
 def test_engines_that_must_share(host: EngineHost, store: Store, kit: Kit, name: str) -> None:
     """All that one stored the other finds."""
-    first, second = SAME[name](kit)
+    share(host, store, *SAME[name](kit))
+
+
+def share(host: EngineHost, store: Store, first: Engine, second: Engine) -> None:
     said = alone(host, first)
     assert served(host, store, first) == (said, [0] * len(first.prompts))
     assert alone(host, second) == said
@@ -119,11 +122,18 @@ def test_engines_that_must_share(host: EngineHost, store: Store, kit: Kit, name:
 
 
 @pytest.mark.skipif("PAIRS" not in os.environ, reason="of make soak: PAIRS=rounds")
+@pytest.mark.parametrize("name", SAME_APART)
+def test_each_that_decides_nothing(host: EngineHost, store: Store, kit: Kit, name: str) -> None:
+    """What the pairs above have at once is shared one by one as well."""
+    share(host, store, *SAME_APART[name](kit))
+
+
+@pytest.mark.skipif("PAIRS" not in os.environ, reason="of make soak: PAIRS=rounds")
 def test_all_engines_at_one_daemon(host: EngineHost, daemon: Daemon, kit: Kit) -> None:
     """The engines of all pairs, in any order: whatever they find of each other's, each says what it says alone."""
     store = Store(daemon.socket)
     for seed in range(int(os.environ["PAIRS"])):
-        makers = [*DIFFER.items(), *SAME.items()]
+        makers = [*DIFFER.items(), *SAME.items(), *SAME_APART.items()]
         random.Random(seed).shuffle(makers)
         for name, make in makers:
             for engine in make(kit) if name not in pairs.NEEDS_AVX512 else ():
