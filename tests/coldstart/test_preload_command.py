@@ -267,7 +267,8 @@ def test_a_daemon_preloads_what_its_configuration_names(
     daemon = serve(place, *words, **S3_KEYS)
     failed = preloads_until(place, "failed")
     assert "no model tiny" in failed["problem"] and "preloading tiny failed" in daemon.log()
-    assert "tiny: failed: " in kvstore("status", "--socket", place.socket).stdout
+    while "tiny: failed: " not in kvstore("status", "--socket", place.socket).stdout:
+        time.sleep(0.1)  # it is trying again; the time limit is pytest's
     published(file, FILES, s3_server)
     there = preloads_until(place, "there")
     assert there["by_source"] == {"bucket": sum(map(len, FILES.values()))} and there["attempts"] > 1

@@ -226,7 +226,7 @@ def test_a_disk_that_hangs_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.
     for path in (sick, well):
         path.mkdir(mode=0o700)
     monkeypatch.setattr(disks, "free_bytes", hangs)
-    monkeypatch.setattr(disks, "LOOK_S", 0.2)
+    monkeypatch.setattr(disks, "LOOK_S", 5.0)  # a process that is well has to begin within it
     looked_at = case(tmp_path, settings={"nvme": {"directories": [str(sick), str(well)]}})
     found = list(disks.disks(looked_at))
     assert [f.found for f in found if f.check == f"disk {sick}"] == ["does not answer"]
