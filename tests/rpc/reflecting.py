@@ -18,11 +18,13 @@ TIMEOUT_S = 60.0
 
 
 class Reflecting:
-    """Of one server. token: that it shows with each call."""
+    """Of one server. token: that it shows with each call. credentials: with TLS."""
 
-    def __init__(self, target: str, token: str = "") -> None:
+    def __init__(
+        self, target: str, token: str = "", credentials: grpc.ChannelCredentials | None = None
+    ) -> None:
         self.metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        channel = grpc.insecure_channel(target)
+        channel = grpc.secure_channel(target, credentials) if credentials else grpc.insecure_channel(target)
         self.channel = channel
         with_token = grpc.intercept_channel(channel, _Shown(self.metadata))
         self.database = ProtoReflectionDescriptorDatabase(with_token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -11,7 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 
+import uvloop
+
+from kvstore.daemon.listening import Listen
+from kvstore.security.identity import Gate
+from kvstore.tools.rpc.node import Node
+from kvstore.tools.rpc.operations import Operations
+from kvstore.tools.rpc.server import Door, Settings, servicers
+from kvstore.tools.rpc.streams import Streams
 from tests.running import TIMEOUT_S, Daemon, Place, daemons, environment
 
 
@@ -38,10 +49,10 @@ def serving(place: Place, *settings: str, nvme: bool = False) -> Iterator[Servin
 
 
 @contextmanager
-def door_of(socket: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A gRPC process that no daemon has started, and where it listens."""
+def door_of(socket: Path, *settings: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A gRPC process that no daemon has started, and where it listens. settings: as arguments."""
     door = subprocess.Popen(
-        [sys.executable, "-m", "kvstore", "grpc", "--listen=127.0.0.1:0", f"--socket={socket}"],
+        [sys.executable, "-m", "kvstore", "grpc", "--listen=127.0.0.1:0", f"--socket={socket}", *settings],
         stdout=subprocess.PIPE,
         text=True,
         env=environment(),
@@ -53,6 +64,34 @@ def door_of(socket: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         door.terminate()
         assert door.wait(TIMEOUT_S) == 0
         door.stdout.close()
+
+
+@contextmanager
+def door_here(socket: Path, streams_max: int = 16) -> Iterator[str]:
+    """A gRPC server in a thread of this process, whose limits a test may change, and where it listens."""
+    loop, opened = uvloop.new_event_loop(), SimpleQueue[str]()
+
+    async def live() -> None:
+        node, streams = Node(socket), Streams(socket, streams_max)
+        operations = Operations(node.settings)
+        settings = Settings(Listen("127.0.0.1", 0), socket, 600.0, streams_max)
+        door = Door(settings, Gate(None), servicers(node, streams, operations))
+        opened.put(f"127.0.0.1:{await door.open(False, print)}")
+        await ended.wait()
+        await door.close()
+        await operations.close()
+        streams.close()
+        node.close()
+
+    ended = asyncio.Event()
+    thread = Thread(target=loop.run_until_complete, args=(live(),))
+    thread.start()
+    try:
+        yield opened.get(timeout=TIMEOUT_S)
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join(TIMEOUT_S)
+        loop.close()
 
 
 def target_of(daemon: Daemon, lives: int = 1) -> str:

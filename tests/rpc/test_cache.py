@@ -82,6 +82,7 @@ def test_a_wrong_checksum_is_not_stored(client: Reflecting) -> None:
         ({"index": 0, "data": b"x" * 40_001, "checksums": b"0" * 16}, "at most 40000"),
         ({"index": 0, "data": b"x"}, "0 bytes of checksums with its first piece"),
         ({"index": 0, "checksums": b"0" * 16}, "0 bytes at 0; expected are those from 0"),
+        ({"start": {"hashes": b"h" * 32}}, "start: of the first message, and of no other"),
     ],
 )
 def test_a_piece_that_does_not_fit_ends_its_stream(
@@ -244,6 +245,9 @@ def test_namespaces_are_listed_as_they_are(client: Reflecting) -> None:
         ("Get", {"namespace": {"model": "bad"}, "hashes": b"x" * 32, "parent": b"p"}),
         ("Put", {"index": 0, "data": b"x"}),
         ("Put", {"start": {"namespace": {"model": "bad"}, "hashes": b"x" * 33}}),
+        ("Put", {"start": {"namespace": {"model": "bad"}, "hashes": b"x" * 32}, "data": b"x"}),
+        ("Put", {"start": {"namespace": {"model": "bad"}, "hashes": b"x" * 513 * 32}}),
+        ("Put", {"start": {"namespace": {"model": "m" * 70_000}, "hashes": b"x" * 32}}),
         ("FindPrefixes", {"beginning": "no digits"}),
         ("Pin", {"hash": b"h" * 65}),
         ("SetTtl", {"scope": {"tenant": "t"}, "ttl_s": -1.0}),

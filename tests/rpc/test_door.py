@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import socket
 import struct
 import time
 from collections.abc import Iterator
 from itertools import count
+from threading import Event
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kvstore.tools.rpc import calls, streams
 from kvstore.tools.rpc.calls import ACCESS
 from tests.rpc.reflecting import Reflecting, reason
-from tests.rpc.serving import Serving, child_of, door_of, resident_bytes, serving, target_of, until
+from tests.rpc.serving import Serving, child_of, door_here, door_of, resident_bytes, serving, target_of, until
 from tests.rpc.spaces import Space, named
 from tests.running import TIMEOUT_S, Place
 
 ROUNDS = int(os.environ.get("ROUNDS", "1"))  # `make soak` asks for more
-STREAMS_MAX = 3
+STREAMS_MAX, OF_ONE_MAX = 4, 3
 GROWTH_BYTES_MAX = 64 << 20  # of the process, whatever is done to it
 
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """A door with few streams, and a namespace with records of 1 MiB."""
-    with serving(Place(tmp_path_factory.mktemp("narrow")), f"grpc.streams_max={STREAMS_MAX}") as found:
+    path = tmp_path_factory.mktemp("narrow")
+    grant = f'token_sha256 = "{hashlib.sha256(b"another").hexdigest()}"\nlabel = "another"\nroles = ["read"]'
+    (path / "access.toml").write_text(f"[[grant]]\n{grant}\n")
+    settings = f"grpc.streams_max={STREAMS_MAX}", f"security.access_file={path / 'access.toml'}"
+    with serving(Place(path), *settings) as found:
         yield found
 
 
@@ -87,16 +94,20 @@ def test_a_killed_process_comes_back(place: Place) -> None:
         again.close()
 
 
-def test_streams_are_counted(few: Reflecting) -> None:
-    """One too many is told to come again; the end of one makes room. Lookups do not count."""
+def test_streams_are_counted(narrow: Serving, few: Reflecting) -> None:
+    """One too many is told to come again, of one who asks sooner than of all: another one has room. The end of one makes room.
+    Lookups do not count."""
     space, hashes = large(few)
     asked = {"namespace": space.selector, "hashes": b"".join(hashes)}
-    held = [few.start("CacheService/Get", [asked]) for _ in range(STREAMS_MAX)]
-    assert [next(stream).held for stream in held] == [10] * STREAMS_MAX
-    with pytest.raises(grpc.RpcError) as refused:
-        next(few.start("CacheService/Get", [asked]))
-    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert reason(refused.value) == "LIMIT_EXCEEDED, retry"
+    other = Reflecting(narrow.target, "another")
+    held = []
+    for client, count_max in ((few, OF_ONE_MAX), (other, STREAMS_MAX - OF_ONE_MAX)):
+        held += [client.start("CacheService/Get", [asked]) for _ in range(count_max)]
+        assert [next(stream).held for stream in held[-count_max:]] == [10] * count_max
+        with pytest.raises(grpc.RpcError) as refused:
+            next(client.start("CacheService/Get", [asked]))
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert reason(refused.value) == "LIMIT_EXCEEDED, retry"
     assert (
         few("CacheService/Lookup", namespace=space.selector, blocks={"hashes": asked["hashes"]}).held_blocks
         == 10
@@ -104,6 +115,7 @@ def test_streams_are_counted(few: Reflecting) -> None:
     for stream in held:
         stream.cancel()
     until(lambda: is_let_in(few, asked), "a place is free again")
+    other.close()
 
 
 def is_let_in(client: Reflecting, asked: dict[str, Any]) -> bool:
@@ -122,7 +134,7 @@ def test_slow_readers_hold_no_leases(narrow: Serving, few: Reflecting) -> None:
     asked = {"namespace": space.selector, "hashes": b"".join(hashes)}
     until(lambda: is_let_in(few, asked), "no stream of another test is left")
     before = resident_bytes(narrow.process())
-    readers = [Reflecting(narrow.target) for _ in range(STREAMS_MAX)]
+    readers = [Reflecting(narrow.target) for _ in range(OF_ONE_MAX)]
     streams = [reader.start("CacheService/Get", [asked]) for reader in readers]
     for stream in streams:
         next(stream), next(stream)
@@ -160,6 +172,61 @@ def test_a_stream_that_never_ends_is_over_at_its_deadline(narrow: Serving, few: 
     assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     until(lambda: leases_of(narrow) == 0, "the slots are given back")
     assert space.get(hashes) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("begins nothing", "nothing came for 0.5 s"),
+        ("stops", "nothing came for 0.5 s"),
+        ("trickles", "not all came for 1.5 s"),
+    ],
+)
+def test_who_is_too_slow_is_out(
+    narrow: Serving, few: Reflecting, monkeypatch: pytest.MonkeyPatch, way: str, said: str
+) -> None:
+    """A Put that begins nothing, stops, or sends less than its slots are worth is over, whatever deadline it has: in a line, and its
+    slots are free."""
+    monkeypatch.setattr(streams, "PAUSE_S", 0.5)
+    space = Space(few, "slow", 1 << 20)
+    with door_here(narrow.place.socket) as target:
+        client, end = Reflecting(target), Event()
+
+        def messages() -> Iterator[dict[str, Any]]:
+            if way != "begins nothing":
+                yield space.start(named(1, way))
+                yield {"index": 0, "data": b"x", "checksums": b"s" * 16}
+            for offset in count(1):
+                if end.wait(0.1 if way == "trickles" else TIMEOUT_S):
+                    return
+                yield {"index": 0, "offset": offset, "data": b"x"}
+
+        stream = client.start("CacheService/Put", messages())
+        with pytest.raises(grpc.RpcError) as ended:
+            list(stream)
+        assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED and ended.value.details() == said
+        until(lambda: leases_of(narrow) == 0, "the slots are given back")
+        end.set()
+        client.close()
+
+
+def test_large_answers_are_bounded(narrow: Serving, few: Reflecting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of large answers only so many bytes are on their way at a time; what was taken counts no more, and small ones never do."""
+    monkeypatch.setattr(calls, "LARGE_BYTES", 1 << 10)
+    monkeypatch.setattr(calls, "LARGE_BYTES_MAX", 100 << 10)
+    with door_here(narrow.place.socket) as target:
+        client, space = Reflecting(target), Space(few, "large")
+        asked = {"namespace": space.selector, "blocks": {"hashes": b"".join(named(200, "large"))}}
+        size = client("CacheService/Explain", **asked).ByteSize()
+        assert 10 << 10 < size < 100 << 10
+        for _ in range(2 * (100 << 10) // size):
+            client("CacheService/Explain", **asked)
+        monkeypatch.setattr(calls, "LARGE_BYTES_MAX", size - 1)
+        with pytest.raises(grpc.RpcError) as refused:
+            client("CacheService/Explain", **asked)
+        assert reason(refused.value) == "LIMIT_EXCEEDED, retry"
+        assert client("CacheService/ListNamespaces").namespaces
+        client.close()
 
 
 def test_a_message_that_is_too_large_is_refused(narrow: Serving, few: Reflecting) -> None:

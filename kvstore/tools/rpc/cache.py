@@ -18,7 +18,7 @@ from kvstore.tools.rpc import pieces
 from kvstore.tools.rpc.calls import Call, json_of
 from kvstore.tools.rpc.node import Node
 from kvstore.tools.rpc.spaces import Spaces, column_sizes
-from kvstore.tools.rpc.streams import Get, Put, Run, Streams
+from kvstore.tools.rpc.streams import START_BYTES_MAX, Get, Put, Run, Streams, next_message
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1 import types_pb2
 from kvstore.v1.types_pb2 import NamespaceSelector
@@ -75,7 +75,7 @@ class Cache:
     async def prefetch(self, call: Call, request: pb.PrefetchRequest) -> pb.PrefetchResponse:
         space = await self._spaces.one(call, request.namespace)
         run = _run(space, request.hashes, request.parent, frames.HASHES_MAX)
-        async with self._streams.open() as client:
+        async with self._streams.open(call) as client:
             prefetch = client.prefetch, self._streams.handle(space), run.hashes, run.parent
             blocks = await self._streams.begin(*prefetch)
         return pb.PrefetchResponse(blocks=blocks)
@@ -144,7 +144,7 @@ class Cache:
         if request.wait_ms > frames.WAIT_MS_MAX:
             raise BadRequest(f"wait_ms {request.wait_ms}: allowed are 0 to {frames.WAIT_MS_MAX}")
         wait_s = min(request.wait_ms / 1000 or call.left_s, frames.WAIT_MS_MAX / 1000)
-        async with self._streams.open() as client:
+        async with self._streams.open(call) as client:
             asked = Question([bytes.fromhex(space["digest"])], request.hashes, 1)
             found = (await self._ask(call, asked, leading=True)).outcomes
             held = [outcome for outcome in found if outcome in _TIERS]
@@ -153,9 +153,13 @@ class Cache:
             await Get(self._streams, client, run, wait_s, is_slow).send(call)
 
     async def put(self, call: Call) -> None:
-        message = await anext(call.messages(), b"")
+        piece = pieces.read(await next_message(call) or b"")
+        if len(piece.start) > START_BYTES_MAX:
+            raise BadRequest(f"start: {len(piece.start)} bytes; at most {START_BYTES_MAX} are allowed")
+        if piece.data:
+            raise BadRequest("data: begins with the second message")
         try:
-            start = pb.PutRequest.Start.FromString(pieces.read(message).start)
+            start = pb.PutRequest.Start.FromString(piece.start)
         except DecodeError as error:
             raise BadRequest("start: not a PutRequest.Start") from error
         if not start.hashes:
@@ -164,7 +168,7 @@ class Cache:
             )
         space = await self._spaces.one(call, start.namespace)
         run = _run(space, start.hashes, start.parent, frames.LEASE_HASHES_MAX)
-        async with self._streams.open() as client:
+        async with self._streams.open(call) as client:
             await Put(self._streams, client, run).receive(call)
 
     # -- rules --

@@ -48,6 +48,10 @@ from kvstore.security.principals import Access, Principal
 
 CALL_S = 30.0  # of a call whose client sets no deadline
 CALLS_OF_ONE_MAX = 512  # under way, of one who asks; who is not known is one, too
+LARGE_BYTES = 1 << 20  # an answer with more is a large one …
+LARGE_BYTES_MAX = (
+    256 << 20
+)  # … of which there are so many bytes at a time: whoever takes none keeps them in our memory
 MESSAGE_CHARS_MAX = 2000  # of an error: it travels among the metadata, twice
 RETRY_S = 0.5  # after which a client may try again what was refused for now
 
@@ -179,6 +183,7 @@ class Calls:
         self.taken: Counter[tuple[str, str]] = Counter()
         self._gate = gate
         self._underway: Counter[str] = Counter()
+        self._large_bytes = 0
         self.sockname: tuple[str, int] | None = None
 
     def handler(
@@ -231,8 +236,9 @@ class Calls:
             left_s = context.time_remaining()
             until = time.monotonic() + (CALL_S if left_s is None else left_s)
             answer = await work(Call(method, principal, until, context), *([request] if read else []))
+            content = self._bounded(answer, context) if answer is not None else None
             outcome = "OK"
-            return answer
+            return content
         except grpc.aio.AbortError:
             outcome = context.code().name if context.code() else "UNKNOWN"
             raise
@@ -247,6 +253,21 @@ class Calls:
                 del self._underway[who]
             if access in audit.AUDITED or method in _AUDITED_TOO:
                 _audit(who, access, method, request, outcome)
+
+    def _bounded(self, answer: Message | bytes, context: Any) -> bytes:
+        """As it is sent. Raises LimitExceeded."""
+        content = _serialized(answer)
+        if (size := len(content)) > LARGE_BYTES:
+            if self._large_bytes + size > LARGE_BYTES_MAX:
+                raise LimitExceeded(
+                    f"large answers are on their way, {self._large_bytes} bytes of {LARGE_BYTES_MAX}"
+                )
+            self._large_bytes += size
+            context.add_done_callback(lambda _: self._sent(size))
+        return content
+
+    def _sent(self, size: int) -> None:
+        self._large_bytes -= size
 
     def _admitted(self, method: str, access: Access | Literal["known", "open"], context: Any) -> Principal:
         """Who asks. Raises NotKnown, NotAllowed."""

@@ -22,6 +22,7 @@ from kvstore.units import exact_duration, printable
 from replication.formats.manifests import is_model_name
 
 WORD_CHARS_MAX = 1024
+WORDS_MAX = 64  # of one field that is repeated
 DAYS_MAX = 3650
 JSON = "--output=json"
 
@@ -74,7 +75,10 @@ def word(name: str, text: str) -> str:
 
 def words_of(name: str, texts: Iterable[str]) -> list[str]:
     """Those that are given. Raises BadRequest."""
-    return [word(name, text) for text in texts if text]
+    found = [word(name, text) for text in texts if text]
+    if len(found) > WORDS_MAX:
+        raise BadRequest(f"{name}: {len(found)} of them: at most {WORDS_MAX} are allowed")
+    return found
 
 
 def span(request: Any, name: str, least_s: float, most_s: float) -> str:

@@ -23,7 +23,7 @@ def _warming(asked: pb.Warming) -> list[str]:
         *("warm", word("region", asked.region)),
         *given("--model", *words_of("models", asked.models)),
         *given("--tenant", *words_of("tenants", asked.tenants)),
-        *given("--weights", *map(model_name, asked.weights)),
+        *given("--weights", *map(model_name, words_of("weights", asked.weights))),
         *given("--budget", asked.budget_bytes),
         *given("--to", TIERS[asked.to]),
         *given("--for", span(asked, "in_force", LIFE_S_MIN, LIFE_S_MAX)),
@@ -53,7 +53,7 @@ def _erasure(asked: pb.EraseRegionsRequest) -> list[str]:
         raise BadRequest("prefix: allowed are 4 to 128 hex digits, a block hash or its beginning")
     return [
         *("region", "erase", "--yes"),
-        *given("--namespace", *asked.namespaces),
+        *given("--namespace", *words_of("namespaces", asked.namespaces)),
         *given("--tenant", *words_of("tenant", [asked.tenant])),
         *given("--prefix", asked.prefix),
         *_regions(asked),

@@ -9,6 +9,7 @@ At its end health says NOT_SERVING, calls under way have DRAIN_S to end, and the
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -47,6 +48,7 @@ CONNECTIONS_MAX = 1024
 HANDSHAKE_S = 10.0  # that whoever connects has for it: who says nothing is out
 AGE_GRACE_S_MAX = 300.0  # that calls may go on for after the connection's time is over
 PING_S_MIN = 10.0  # between two keepalive pings of a client
+KEPT_BYTES_MAX = 64 * MIB  # of memory that was freed
 FIGURES_S = 60.0  # between two lines of how many calls came
 TELL_S = 0.25  # for who watches the health to hear of the end; of DRAIN_S
 DRAIN_S = 0.5  # less than the daemon waits at its own end
@@ -56,6 +58,7 @@ log = logging.getLogger("kvstore.grpc")
 _REFLECTION: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 _REFLECTION_V1: Final = "grpc.reflection.v1.ServerReflection"  # the same messages
 _HEALTH: Final = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _IDENTITY_ONLY: Final = 1  # of the algorithms of compression: a small message may become a large one
 
 
@@ -76,7 +79,16 @@ async def serve(
 
     Raises StartError where it cannot listen and is no child.
     """
+    _keep_freed_memory()
     await until_ended(_live(settings, gate, is_child, ready), is_child, signals)
+
+
+def _keep_freed_memory() -> None:
+    """What a message of 1 MiB had is the next one's: glibc would give it back, and the kernel would empty new pages for each."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 * MIB)
+        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES_MAX)
 
 
 async def _live(settings: Settings, gate: Gate, is_child: bool, ready: Callable[[str], None]) -> None:

@@ -1,13 +1,15 @@
 """Get and Put: records out of the arena and into it, a piece at a time.
 
     Get    thread: acquire ─▶ copy a window into messages, another, … ─▶ release │ loop: write, write, …     the next window meanwhile
-    Put    loop: read a message │ thread: copy into the slot, sum ─▶ all there, sums agree ─▶ commit
+    Put    loop: read a window of messages, another, … │ thread: copy one into slots, sum ─▶ all there, sums agree ─▶ commit
 
-A window is WINDOW_BYTES of records, or a part of one that is larger. Two are in memory: one on its way to the client, one being
-copied. A lease covers some windows, and is given back when its client did not take one within LEASE_HELD_S: whoever reads slowly
-holds two windows and no slot. Whoever writes slowly, or not at all,
-holds slots until PAUSE_S or its deadline. There are `streams_max` of them at a time, each with a connection to the daemon of
-its own, because an acquire waits for slower tiers; the arena is mapped once for all.
+A window is WINDOW_BYTES of records, or a part of one that is larger. Two are in memory: one on its way to or from the client, one
+being copied. A lease covers some windows, and is given back when its client did not take one within LEASE_HELD_S: whoever reads
+slowly holds its place, two windows and no slot, until its deadline or the age of its connection: gRPC has no other end for a
+message that is on its way. Whoever writes slowly holds slots until PAUSE_S, until its bytes had BYTES_PER_S_MIN for so
+long, or until its deadline. There are `streams_max` of them at a time, each with a connection to the daemon of its own, because an
+acquire waits for slower tiers; the arena is mapped once for all. Who asks has three quarters of them at most, so that one who has
+many leaves room for others.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -44,7 +47,10 @@ LEASE_HELD_S = 0.1  # while its client takes nothing
 AHEAD_BYTES = 64 * MIB  # of records that slower tiers are asked for before they are acquired
 PUT_BYTES_MAX = 512 * MIB  # of the arena, that one Put holds …
 PUT_SHARE = 8  # … and at most one in so many of its bytes
-PAUSE_S = 30.0  # that a client may send or take nothing for, before its stream is over
+WINDOW_PIECES_MAX = 64  # of a Put: small ones take more memory than their bytes
+PAUSE_S = 30.0  # that a client may send nothing for, before its Put is over
+BYTES_PER_S_MIN = MIB  # of a Put beyond PAUSE_S: it holds slots that others could have
+START_BYTES_MAX = 64 * 1024  # of the first message of a Put: 512 hashes have 32 KiB
 PIECE_PUT_BYTES_MAX = 4 * MIB
 ACQUIRE_S = 0.25  # of one wait for slower tiers: so soon an end of the call is seen
 AGAIN_S = 0.1  # between two tries to reach a daemon that is away
@@ -71,16 +77,20 @@ class Streams:
     def __init__(self, socket_path: Path, streams_max: int) -> None:
         self._path, self._max = socket_path, streams_max
         self._idle: list[Client] = []
-        self._underway = 0
+        self._underway: Counter[str] = Counter()  # by who asks
         self._threads = ThreadPoolExecutor(2 * streams_max, "kvstore-grpc-stream")
         self._handles: dict[tuple[str, int], Namespace] = {}
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[Client]:
+    async def open(self, call: Call) -> AsyncIterator[Client]:
         """A place among those under way. Raises LimitExceeded."""
-        if self._underway >= self._max:
-            raise LimitExceeded(f"{self._max} streams of records are under way (grpc.streams_max): try again")
-        self._underway += 1
+        who, of_one_max = str(call.principal), max(1, self._max * 3 // 4)
+        if self._underway.total() >= self._max or self._underway[who] >= of_one_max:
+            raise LimitExceeded(
+                f"as many streams of records are under way as may be: {of_one_max} of one who asks, {self._max} of all "
+                "(grpc.streams_max): try again"
+            )
+        self._underway[who] += 1
         try:
             client = self._idle.pop() if self._idle else Client(self._path, CLIENT_S, label="kvstore grpc")
             try:
@@ -88,7 +98,9 @@ class Streams:
             finally:
                 self._idle.append(client)
         finally:
-            self._underway -= 1
+            self._underway[who] -= 1
+            if not self._underway[who]:
+                del self._underway[who]
 
     def handle(self, space: Space) -> Namespace:
         """The namespace, for a client."""
@@ -169,7 +181,7 @@ class Get:
                     coming = begin(self._window, window.record, window.offset)
                 patience = loop.call_later(LEASE_HELD_S, begin, self._let_go)
                 for message in window.messages:
-                    await _taken(call, message)
+                    await call.write(message)
                 patience.cancel()
                 if window.is_last:
                     return
@@ -291,11 +303,12 @@ class Put:
             is_full = await asyncio.shield(work)
             wanted = list(self._filling)
             await call.write(PutResponse(wanted=PutResponse.Wanted(indexes=wanted, full=is_full)))
-            while (message := await _next(call)) is not None:
-                piece = pieces.read(message)
-                await asyncio.shield(work)  # the piece before
-                work = self._streams.begin(self._fill, self._place(piece), piece)
-            await asyncio.shield(work)
+            all_s = PAUSE_S + len(wanted) * self._handle.record_bytes / BYTES_PER_S_MIN
+            async with _within(all_s, "not all came"):
+                while window := await self._window(call):
+                    await asyncio.shield(work)  # the window before
+                    work = self._streams.begin(self._fill, window)
+                await asyncio.shield(work)
             work = self._streams.begin(self._commit)
             stored, refused = await asyncio.shield(work)
             await call.write(PutResponse(stored=PutResponse.Stored(blocks=stored, refused=refused)))
@@ -304,8 +317,22 @@ class Put:
             if self._lease is not None:
                 self._lease.abort()
 
+    async def _window(self, call: Call) -> list[tuple[Filling, Piece]]:
+        """The next pieces, and where they go; none: there are no more. Raises BadRequest, TimeoutError."""
+        found: list[tuple[Filling, Piece]] = []
+        size = 0
+        while size < WINDOW_BYTES and len(found) < WINDOW_PIECES_MAX:
+            if (message := await next_message(call)) is None:
+                break
+            piece = pieces.read(message)
+            found.append((self._place(piece), piece))
+            size += len(message)
+        return found
+
     def _place(self, piece: Piece) -> Filling:
         """Where it goes. Raises BadRequest."""
+        if piece.start:
+            raise BadRequest("start: of the first message, and of no other")
         filling = self._filling.get(piece.record)
         if filling is None:
             raise BadRequest(f"index {piece.record}: not one of those that are wanted")
@@ -336,8 +363,10 @@ class Put:
         self._filling = {slot.index: Filling(n, slot, self._sizes) for n, slot in enumerate(lease.slots)}
         return lease.full or most < len(hashes)
 
-    def _fill(self, filling: Filling, piece: Piece) -> None:
-        if self._lease is not None:
+    def _fill(self, window: Sequence[tuple[Filling, Piece]]) -> None:
+        for filling, piece in window:
+            if self._lease is None:
+                return
             if not piece.offset:
                 self._lease.touch(filling.position)
             there = filling.slot.view[piece.offset : piece.offset + len(piece.data)]
@@ -351,20 +380,21 @@ class Put:
         return stored, [index for index in self._filling if index not in true]
 
 
-async def _taken(call: Call, message: bytes) -> None:
-    """Write it. Raises TimeoutError where the client takes nothing."""
-    try:
-        async with asyncio.timeout(PAUSE_S):
-            await call.write(message)
-    except TimeoutError as error:
-        raise TimeoutError(f"nothing was taken for {PAUSE_S:g} s") from error
-
-
-async def _next(call: Call) -> bytes | None:
-    """The next message; None: there is none. Raises TimeoutError."""
-    try:
-        async with asyncio.timeout(PAUSE_S):
-            message = await call.context.read()
-    except TimeoutError as error:
-        raise TimeoutError(f"nothing came for {PAUSE_S:g} s") from error
+async def next_message(call: Call) -> bytes | None:
+    """None: there is none. Raises TimeoutError."""
+    async with _within(PAUSE_S, "nothing came"):
+        message = await call.context.read()
     return None if message is grpc.aio.EOF else message
+
+
+@contextlib.asynccontextmanager
+async def _within(seconds: float, what: str) -> AsyncIterator[None]:
+    """Raises TimeoutError."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"{what} for {seconds:g} s") from error
