@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import resource
 import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import count
 from threading import Event
 from typing import Any
@@ -288,6 +290,45 @@ def test_garbage_ends_its_own_connection(narrow: Serving, few: Reflecting) -> No
             assert refused.value.code() != grpc.StatusCode.UNKNOWN, refused.value
     assert child_of(narrow.daemon) and "Traceback" not in narrow.daemon.log()
     assert few("CacheService/ListNamespaces") is not None
+
+
+def opened(count: int) -> bytes:
+    """What a client says that watches the health so often on one connection, whatever the server allows."""
+    fields = {b":method": b"POST", b":scheme": b"http", b":path": b"/grpc.health.v1.Health/Watch"}
+    fields |= {b":authority": b"a", b"te": b"trailers", b"content-type": b"application/grpc"}
+    block = b"".join(bytes([0, len(k)]) + k + bytes([len(v)]) + v for k, v in fields.items())
+    found = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes([0, 0, 0, 4, 0]), bytes(4)]
+    for stream in range(1, 2 * count, 2):
+        number = struct.pack(">I", stream)
+        found += [struct.pack(">I", len(block))[1:], bytes([1, 4]), number, block]
+        found += [struct.pack(">I", 5)[1:], bytes([0, 1]), number, bytes(5)]
+    return b"".join(found)
+
+
+def test_more_streams_than_a_connection_may_have(narrow: Serving, few: Reflecting) -> None:
+    """A thousand on each of some connections, `make soak`: of 10,000: those beyond the limits are refused, memory is bounded, and
+    others are answered meanwhile and afterwards."""
+    count = 10_000 if ROUNDS > 1 else 4
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, count + 500)), hard))
+    before, address = resident_bytes(narrow.process()), narrow.target.rsplit(":", 1)
+    said, refused = opened(1000), 0
+    with ExitStack() as held:
+        for _ in range(count):
+            try:
+                peer = held.enter_context(socket.create_connection((address[0], int(address[1])), 5.0))
+                peer.settimeout(5.0)
+                peer.sendall(said)
+                refused += peer.recv(1 << 16) == b""
+            except OSError:  # it is closed, or not taken
+                refused += 1
+        assert refused or ROUNDS == 1
+        grown = resident_bytes(narrow.process()) - before
+        assert grown < GROWTH_BYTES_MAX * (8 if ROUNDS > 1 else 1)
+        if ROUNDS == 1:
+            assert few("CacheService/ListNamespaces") is not None
+    until(lambda: few("CacheService/ListNamespaces") is not None, "others are answered")
+    assert child_of(narrow.daemon) and "Traceback" not in narrow.daemon.log()
 
 
 def test_records_come_from_slower_tiers(place: Place) -> None:

@@ -6,14 +6,23 @@ made ─▶ worked on ─▶ attacked ─▶ a daemon that knew it, one that is 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import pkgutil
 import random
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
+import replication
+import tiers.packs
 from coldstart.disk.sources import Bucket, fetched
-from coldstart.errors import ChunkDamaged
+from coldstart.errors import ChunkDamaged, ModelError
+from coldstart.published.collecting import collect
 from replication.catalogue.catalogue import Catalogue
 from replication.erasure.removed_models import Removal, put_removal
 from replication.errors import Damaged
@@ -21,12 +30,15 @@ from replication.feed.feed import FeedWriter
 from replication.feed.snapshots import Snapshots
 from replication.formats import nodes, orders
 from replication.formats.announced import Announced
-from replication.formats.manifests import read_manifest
-from replication.formats.mirror_state import MIRRORS, MirrorState, encode_state
-from replication.formats.region import init_region, open_region
+from replication.formats.carried_out import read_carried_out
+from replication.formats.keeping import Holder, put_stuck
+from replication.formats.manifests import encode, read_manifest
+from replication.formats.mirror_state import MIRRORS, MirrorState, encode_state, read_mirrors
+from replication.formats.region import MARKER, init_region, open_region
 from replication.formats.rules import Rule
-from replication.formats.tombstones import Tombstone, bury, put_behind
+from replication.formats.tombstones import Tombstone, bury, put_behind, read_behind, read_tombstones
 from replication.mirror.mirror import Joined, Mirror
+from replication.models.collecting import COLLECTING, Lock, encode_lock, intent_name, lasts_s
 from replication.region.region_node import RegionNode
 from tests.objects import MemoryObjects
 from tests.replication.memory_rows import MemoryRows
@@ -113,6 +125,29 @@ class World:
         await asyncio.sleep(10.0)
         await Snapshots(way, self.clock, random.Random(0)).write(node.catalogue)
 
+    async def put_passing(self) -> None:
+        """What is not there for long."""
+        way, manifest = self.way(self.na, "na"), self.model.manifest
+        cache = msgspec.structs.replace(manifest, about={"torch": "2"})
+        await way.put(cache.name, encode(cache))
+        await way.put(intent_name(manifest, "me"), encode(manifest))
+        await way.put(COLLECTING + "b" * 16, encode_lock(Lock(60.0)))
+        await put_stuck(way, Holder("c" * 16, "somewhere", is_mirror=False))
+
+    async def look(self) -> None:
+        """What those read who ask: each leaves out what it cannot read, or says so in its one kind of error."""
+        way = self.way(self.na, "na")
+        await nodes.read_nodes(way)
+        await orders.read_orders(way, {})
+        await orders.read_all_progress(way, ORDER)
+        await read_mirrors(way)
+        for tombstone in (await read_tombstones(way)).values():
+            await read_carried_out(way, tombstone.id)
+        await read_behind(way, set())
+        await lasts_s(way, COLLECTING + "b" * 16)
+        with suppress(ModelError, ObjectError):
+            await collect(way, 0, lambda *_: None, dry_run=True)
+
     async def persist(self, node: RegionNode, tenant: str, names: str) -> None:
         records = [record_of(tenant, names + name) for name in names[:2]]
         hashes = [digest(record) for record in records]
@@ -181,11 +216,24 @@ class World:
 
 # -- what is done to an object: its new content --
 
+_KIND = re.compile("[a-z/]+/|news|bell")
+
 Attack = Callable[[random.Random, str, World, dict[str, bytes]], bytes]
 
 
+def kinds() -> list[str]:
+    """Of all objects that a region may have, as our own code names them: their folders, and those that lie in none."""
+    found = {MARKER}
+    for package in (replication, tiers.packs):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            named = vars(importlib.import_module(module.name)).items()
+            found |= {v for k, v in named if k.isupper() and isinstance(v, str) and _KIND.fullmatch(v)}
+    return sorted(found)
+
+
 def kind_of(name: str) -> str:
-    return name.partition("/")[0] if not name.startswith("models/") else "/".join(name.split("/")[:2])
+    """The longest that it begins with."""
+    return max((kind for kind in KINDS if name.startswith(kind)), key=len)
 
 
 def replaced(chance: random.Random, name: str, world: World, older: dict[str, bytes]) -> bytes:
@@ -219,6 +267,7 @@ def of_other_region(chance: random.Random, name: str, world: World, older: dict[
     return world.eu.stored.get(name) or world.eu.stored[chance.choice(near or list(world.eu.stored))]
 
 
+KINDS = kinds()
 ATTACKS: tuple[Attack, ...] = (replaced, truncated, flipped, swapped, replayed, of_other_region)
 
 
