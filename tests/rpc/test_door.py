@@ -9,8 +9,9 @@ import resource
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count
 from threading import Event
 from typing import Any
@@ -21,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvstore.tools.rpc import calls, streams
 from kvstore.tools.rpc.calls import ACCESS
+from kvstore.tools.rpc.server import CALLS_MAX
 from tests.rpc.reflecting import Reflecting, reason
 from tests.rpc.serving import Serving, child_of, door_here, door_of, resident_bytes, serving, target_of, until
 from tests.rpc.spaces import Space, named
@@ -305,6 +307,18 @@ def opened(count: int) -> bytes:
     return b"".join(found)
 
 
+def kinds_of_frames(peer: socket.socket) -> Counter[int]:
+    """Of all that comes until nothing does."""
+    came, found, at = b"", Counter[int](), 0
+    with suppress(TimeoutError):
+        while more := peer.recv(1 << 16):
+            came += more
+    while at + 9 <= len(came):
+        found[came[at + 3]] += 1
+        at += 9 + int.from_bytes(came[at : at + 3], "big")
+    return found
+
+
 def test_more_streams_than_a_connection_may_have(narrow: Serving, few: Reflecting) -> None:
     """A thousand on each of some connections, `make soak`: of 10,000: those beyond the limits are refused, memory is bounded, and
     others are answered meanwhile and afterwards."""
@@ -313,7 +327,12 @@ def test_more_streams_than_a_connection_may_have(narrow: Serving, few: Reflectin
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, count + 500)), hard))
     before, address = resident_bytes(narrow.process()), narrow.target.rsplit(":", 1)
     said, refused = opened(1000), 0
-    with ExitStack() as held:
+    with ExitStack() as held, socket.create_connection((address[0], int(address[1])), 5.0) as one:
+        one.settimeout(1.0)
+        one.sendall(said)
+        answered, reset = 0, 3  # DATA and RST_STREAM
+        frames = kinds_of_frames(one)
+        assert (frames[answered], frames[reset]) == (CALLS_MAX, 1000 - CALLS_MAX)
         for _ in range(count):
             try:
                 peer = held.enter_context(socket.create_connection((address[0], int(address[1])), 5.0))
