@@ -89,6 +89,25 @@ class Pinned:
     __del__ = release
 
 
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.argtypes, _new_bytes.restype = (ctypes.c_void_p, ctypes.c_ssize_t), ctypes.py_object
+_bytes_address = ctypes.pythonapi.PyBytes_AsString
+_bytes_address.argtypes, _bytes_address.restype = (ctypes.py_object,), ctypes.c_void_p
+
+
+def behind(head: bytes, source: ReadableBuffer) -> bytes:
+    """head, and a copy of source behind it. Without the GIL, which b"".join keeps for as long as the copy takes."""
+    pinned = Pinned(source)
+    found: bytes = _new_bytes(
+        None, len(head) + pinned.size_bytes
+    )  # nobody else has it yet: so it may be filled
+    address = _bytes_address(found)
+    _memmove(address, head, len(head))
+    _memmove(address + len(head), pinned.address, pinned.size_bytes)
+    pinned.release()
+    return found
+
+
 _pool_guard = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import socket
 import tarfile
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from kvstore.security import audit
 from kvstore.tools.doctor.certificates import certificates
 from kvstore.tools.doctor.findings import Case
 from tests.door.peer import Peer
-from tests.running import Daemon, Place, kvstore
+from tests.running import ROOT, Daemon, Place, kvstore
 from tests.security.certificates import DAY, Authority, write
 from tests.web.asked import child_of
 
@@ -213,3 +214,14 @@ def test_no_key_and_no_token_is_shown_anywhere(
     hashed = hashlib.sha256(TOKEN.encode()).hexdigest()
     for secret in (key[:40], key[-40:], TOKEN, hashed):
         assert not [text for text in shown if secret in text]
+
+
+def test_every_promise_names_a_test_that_is_there() -> None:
+    """Whatever docs/security.md says is attacked is attacked by a test of that name, in the file that it links."""
+    page = (ROOT / "docs/security.md").read_text()
+    linked, found = "", 0
+    for link, name in re.findall(r"\.\./(tests/[\w/]+\.py)|`(test_\w+)`", page):
+        linked = link or linked
+        found += bool(name)
+        assert not name or f"def {name}(" in (ROOT / linked).read_text(), (linked, name)
+    assert found > 40

@@ -1,6 +1,6 @@
 """Garbage at every door of a daemon: whatever comes, and however it was changed, costs its own connection and nobody else anything.
 
-INPUTS=100000 (`make soak`) sends so many of them to each door in place of a few.
+INPUTS=2000 (`make soak`) sends so many of them to each door in place of a few.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import xxhash
 
 from kvstore.errors import BadRequest
 from kvstore.v1 import cache_pb2
+from tiers import copying
 from tiers.checksum import joined
 
 _START, _INDEX, _OFFSET, _CHECKSUMS, _DATA = (
@@ -38,7 +39,7 @@ class Piece(NamedTuple):
 def written(index: int, offset: int, checksums: bytes, data: memoryview) -> bytes:
     """A GetResponse."""
     fields = cache_pb2.GetResponse(index=index, offset=offset, checksums=checksums).SerializeToString()
-    return b"".join((fields, _DATA_TAG, _varint(len(data)), data))
+    return copying.behind(fields + _DATA_TAG + _varint(len(data)), data)
 
 
 def read(message: bytes) -> Piece:

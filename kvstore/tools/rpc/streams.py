@@ -42,7 +42,7 @@ from kvstore.v1.cache_pb2 import PutResponse
 WINDOW_BYTES = 4 * MIB  # two of them are the most that a stream holds
 PIECE_BYTES = 1 * MIB  # of a record, in one message
 LEASE_BYTES = 32 * MIB  # of one lease of a Get …
-LEASE_SHARE = 64  # … and at most one in so many bytes of the arena, but one window
+LEASE_SHARE = 32  # … and at most one in so many bytes of the arena, but one window
 LEASE_HELD_S = 0.1  # while its client takes nothing
 AHEAD_BYTES = 64 * MIB  # of records that slower tiers are asked for before they are acquired
 PUT_BYTES_MAX = 512 * MIB  # of the arena, that one Put holds …
