@@ -66,6 +66,11 @@ class Process:
             raise DaemonError(f"{words[0]} did not become ready")
         self.ready = dict(word.split("=", 1) for word in line.split()[1:] if "=" in word)
 
+    def cpu_s(self) -> float:
+        """Seconds of processors that it has taken."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def __enter__(self) -> Process:
         return self
 
@@ -122,11 +127,11 @@ def named(count: int, salt: str) -> list[bytes]:
 class Bench:
     """A daemon with something in it, its gRPC door, and the raw one."""
 
-    def __init__(self, local: Client, ours: str, raw: str) -> None:
-        """ours, raw: where they listen."""
+    def __init__(self, local: Client, ours: Process, raw: Process) -> None:
         self.local = local
-        self.ours: Any = grpc.insecure_channel(ours, OPTIONS)
-        self.raw: Any = grpc.insecure_channel(raw, OPTIONS)
+        self.processes = {"": ours, "raw_": raw}
+        self.ours: Any = grpc.insecure_channel(ours.ready["grpc"], OPTIONS)
+        self.raw: Any = grpc.insecure_channel(raw.ready["grpc"], OPTIONS)
         self.small = local.namespace(os.urandom(16), SMALL_BYTES, 32, 16, {"model": "small"})
         self.large = local.namespace(os.urandom(16), RECORD_BYTES, 32, 16, {"model": "large"})
         self.hashes = named(max(BLOCKS), "small")
@@ -238,8 +243,14 @@ class Bench:
         for name, ours, raw in (("get", self.get, self.get_raw), ("put", self.put, self.put_raw)):
             for _ in range(WARM_UP_ROUNDS):
                 ours(), raw()
+            cpu_s = {side: -process.cpu_s() for side, process in self.processes.items()}
             pairs = [(ours(), raw()) for _ in range(rounds)]
             found[name] = {
+                f"{side}cpu_ms_per_mib": round(
+                    (process.cpu_s() + cpu_s[side]) * 1e3 / (rounds * STREAM_RECORDS * RECORD_BYTES >> 20), 3
+                )
+                for side, process in self.processes.items()
+            } | {
                 "bytes_per_s": round(statistics.median(a for a, _ in pairs)),
                 "raw_bytes_per_s": round(statistics.median(b for _, b in pairs)),
                 "share": round(statistics.median(a / b for a, b in pairs), 3),
@@ -300,7 +311,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         daemon.client() as local,
     ):
         daemon.wait_until_prefaulted(ARENA_BYTES)
-        bench = Bench(local, ours.ready["grpc"], raw.ready["grpc"])
+        bench = Bench(local, ours, raw)
         parts = {
             "lookups": lambda: bench.lookups(args.lookups),
             "streams": lambda: bench.streams(args.rounds),
@@ -324,10 +335,21 @@ def show(report: dict[str, Any]) -> None:
     heads = [f"{name} {p}" for name in ("local", "grpc", "empty") for p in ("p50", "p99")]
     print_table("lookups, in microseconds", ["blocks", *heads], rows)
     streams = [
-        (name, f"{s['bytes_per_s'] / 1e6:.0f}", f"{s['raw_bytes_per_s'] / 1e6:.0f}", f"{s['share']:.2f}")
+        (
+            *(
+                name,
+                f"{s['bytes_per_s'] / 1e6:.0f}",
+                f"{s['raw_bytes_per_s'] / 1e6:.0f}",
+                f"{s['share']:.2f}",
+            ),
+            *(f"{s[f'{side}cpu_ms_per_mib']:.2f}" for side in ("", "raw_")),
+        )
         for name, s in report.get("streams", {}).items()
     ]
-    print_table(f"streams, in MB/s; the aim is {AIM}", ["", "ours", "raw", "share"], streams)
+    heads = ["", "ours", "raw", "share", "processor", "raw"]
+    print_table(
+        f"streams, in MB/s, and ms of the servers' processors per MiB; the aim is {AIM}", heads, streams
+    )
     engine = [
         (name, f"{p['p50_us']:.0f}", f"{p['p99_us']:.0f}") for name, p in report.get("engine", {}).items()
     ]
