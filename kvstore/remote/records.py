@@ -91,13 +91,14 @@ def _varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
 def put_request(index: int, offset: int, checksums: bytes, data: Buffer) -> bytes:
     """A PutRequest of a piece."""
     view = memoryview(data).cast("B")
-    words = [bytes([_INDEX]), _written(index), bytes([_OFFSET]), _written(offset)]
+    words = [bytes([_INDEX]), varint(index), bytes([_OFFSET]), varint(offset)]
     if checksums:
-        words += [bytes([_CHECKSUMS]), _written(len(checksums)), checksums]
-    return b"".join((*words, bytes([_DATA]), _written(len(view)), view))
+        words += [bytes([_CHECKSUMS]), varint(len(checksums)), checksums]
+    return b"".join((*words, bytes([_DATA]), varint(len(view)), view))
 
 
-def _written(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """A number as protobuf writes it."""
     out = bytearray()
     while number >= 0x80:
         out.append(number & 0x7F | 0x80)

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import xxhash
 
 from kvstore.errors import BadRequest
+from kvstore.remote.records import varint
 from kvstore.v1 import cache_pb2
 from tiers import copying
 from tiers.checksum import joined
@@ -39,7 +40,7 @@ class Piece(NamedTuple):
 def written(index: int, offset: int, checksums: bytes, data: memoryview) -> bytes:
     """A GetResponse."""
     fields = cache_pb2.GetResponse(index=index, offset=offset, checksums=checksums).SerializeToString()
-    return copying.behind(fields + _DATA_TAG + _varint(len(data)), data)
+    return copying.behind(fields + _DATA_TAG + varint(len(data)), data)
 
 
 def read(message: bytes) -> Piece:
@@ -79,15 +80,6 @@ def _number(view: memoryview, at: int) -> tuple[int, int]:
             return number, at
         shift += 7
     raise IndexError
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 class Sums:
