@@ -15,8 +15,8 @@ async def within(limit_s: float | None, event: asyncio.Event) -> None:
         pass
 
 
-def passed_s() -> float:
-    """The loop's time, which goes on while the machine sleeps, too."""
+def passed_s(loop: asyncio.AbstractEventLoop | None = None) -> float:
+    """The loop's time, which goes on while the machine sleeps, too. loop: the running one if none is given."""
     awake_s = time.clock_gettime(time.CLOCK_MONOTONIC)
     asleep_s = round(time.clock_gettime(time.CLOCK_BOOTTIME) - awake_s)  # the two are not read at once
-    return asyncio.get_running_loop().time() + asleep_s
+    return (loop or asyncio.get_running_loop()).time() + asleep_s

@@ -77,7 +77,7 @@ class Watched(Objects):
 
     async def get_if_changed(
         self, name: str, e_tag: str, size_bytes_max: int
-    ) -> tuple[memoryview, str] | None:
+    ) -> tuple[memoryview, ObjectInfo] | None:
         return await self._watch("read", name, self._objects.get_if_changed(name, e_tag, size_bytes_max))
 
     async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:

@@ -38,9 +38,12 @@ class MemoryObjects(Objects):
     """
 
     def __init__(
-        self, where: str = "", clock: Callable[[], float] = lambda: 0.0, page_names: int = 1000
+        self,
+        where: str = "",
+        clock: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
+        page_names: int = 1000,
     ) -> None:
-        """clock: unix seconds, for `modified_s`. page_names: how many names a page of `list` has at most."""
+        """clock: unix seconds, for `modified_s`; the loop's time if none is given. page_names: how many names a page of `list` has at most."""
         self.where = where or f"memory {next(_names)}"
         self.stored: dict[str, bytes] = {}
         self._modified_s: dict[str, float] = {}
@@ -65,12 +68,12 @@ class MemoryObjects(Objects):
 
     async def get_if_changed(
         self, name: str, e_tag: str, size_bytes_max: int
-    ) -> tuple[memoryview, str] | None:
+    ) -> tuple[memoryview, ObjectInfo] | None:
         if name in self.stored and e_tag and self._info(name).e_tag == e_tag:
             await asyncio.sleep(0)
             return None
         content = await self.get_within(name, size_bytes_max)
-        return content, digest(content).hex()
+        return content, self._info(name)
 
     async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
         await asyncio.sleep(0)
@@ -218,16 +221,16 @@ class FaultyObjects(Objects):
 
     async def get_if_changed(
         self, name: str, e_tag: str, size_bytes_max: int
-    ) -> tuple[memoryview, str] | None:
+    ) -> tuple[memoryview, ObjectInfo] | None:
         call = await self._begin("get", name)
         found = await self.inner.get_if_changed(name, e_tag, size_bytes_max)
         await self._end(call)
         if found is None:
             return None
-        content, e_tag = found
+        content, info = found
         if len(content) and self._happens("truncated"):
-            return content[: self._chance.randrange(len(content))], e_tag
-        return self._flipped([content])[0], e_tag
+            return content[: self._chance.randrange(len(content))], info
+        return self._flipped([content])[0], info
 
     async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
         call = await self._begin("get_ranges", name)

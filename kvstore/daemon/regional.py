@@ -152,7 +152,7 @@ def join_regions(
 
     ordered = order if config.models.orders == "on" else None
     levels.home.start(
-        join, lambda node: Warming(node, warmer, reply, time.time, is_new, ordered, condition, how_far).run()
+        join, lambda node: Warming(node, warmer, reply, node.clock, is_new, ordered, condition, how_far).run()
     )
     for name, level in levels.far.items():
         level.start(partial(follow, name))
@@ -174,6 +174,7 @@ def persisting(config: Config, level: ObjectLevel | None) -> Persisting | None:
         rule_of(durable, config.report.gpu_hour_price),
         durable.bytes_per_s,
         durable.pack_bytes,
+        level.now_s,
     )
 
 

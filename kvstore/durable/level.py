@@ -33,7 +33,11 @@ class ObjectLevel(RegionLevel[RegionNode]):
     ) -> None:
         """Put a pack and announce it; `done` is called once: whether it is durable now. prefix: the hashes of all blocks before it."""
         self._ask(
-            lambda node: node.persist(header, records, life.stored_s, life.kept_until_s, prefix), done, False
+            lambda node: node.persist(
+                header, records, node.clock.theirs(life.stored_s), life.kept_until_s, prefix
+            ),
+            done,
+            False,
         )
 
     def renew(self, namespace: Namespace, kept_until_s: Mapping[bytes, int]) -> None:

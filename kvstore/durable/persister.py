@@ -76,13 +76,15 @@ class Bucket(Protocol):
 
 
 class Persisting(NamedTuple):
-    """What persisting is set up with. bytes_per_s: of packs, on average."""
+    """What persisting is set up with. bytes_per_s: of packs, on average. clock: of the store, unix seconds; the engine's own if
+    none is given."""
 
     bucket: Bucket
     demand: Demand
     rule: worth.Worth
     bytes_per_s: int
     pack_bytes: int
+    clock: Callable[[], float] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -130,7 +132,7 @@ class Persister:
         self._loads_waiting = loads_waiting
         self._io = io
         self._clock = clock
-        self._wall_clock = wall_clock
+        self._wall_clock = wall_clock = persisting.clock or wall_clock
         self.asks = Asks(persisting.demand, persisting.rule, self._durable, self._weight, Traffic(wall_clock))
         self._candidates: OrderedDict[tuple[int, bytes], Candidate] = OrderedDict()
         self._jobs: dict[Candidate, Sequence[Block]] = {}  # under way, and what each has pinned

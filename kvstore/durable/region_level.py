@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -62,6 +63,7 @@ class RegionLevel(SharedLevel, Generic[Reader]):
         self.refusal = ""  # … where waiting is no use: settings and bucket do not fit
         self.tried = threading.Event()  # the first try to join ended
         self._reply = reply
+        self._own_clock = time.time
         self._reader: Reader | None = None
         self._status: dict[str, object] = {}
         self._wrong: list[Problem] = []  # as its reader said last
@@ -143,6 +145,11 @@ class RegionLevel(SharedLevel, Generic[Reader]):
     def _failed(self, problem: str, refusal: str = "") -> None:
         self.problem, self.refusal = problem, refusal
         self.problems.note(self._region, problem, NOT_JOINED, NOT_JOINED_FIX)
+
+    def now_s(self) -> float:
+        """Unix seconds by the clock of the store; by our own while nothing is joined."""
+        reader = self._reader
+        return self._own_clock() if reader is None else reader.clock()
 
     @property
     def is_open(self) -> bool:

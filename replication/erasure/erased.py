@@ -36,18 +36,18 @@ class Erased:
     can read: these are problems. unavailable: why some could not be read when it was looked last, "" if all could."""
 
     def __init__(self, clock: Callable[[], float], known: Iterable[Tombstone] = ()) -> None:
-        """clock: unix seconds. known: before anything is read."""
+        """clock: unix seconds by the clock of the store, or, until a region is joined, by our own. known: before anything is read."""
         self.is_read = False
         self.unavailable = ""
         self.problems = Problems()
-        self._clock = clock
+        self.clock = clock
         self._read: set[str] = set()  # names and ETags
         self._known = _Known({one.id: one for one in known}, {})
 
     @property
     def tombstones(self) -> list[Tombstone]:
         """Those that are watched for now."""
-        now_s = self._clock()
+        now_s = self.clock()
         return [tombstone for tombstone in self._known.by_id.values() if now_s < tombstone.watched_until_s]
 
     async def look(self, objects: Objects) -> list[Tombstone]:
@@ -57,7 +57,7 @@ class Erased:
         members = await look_for_tombstones(objects, self._read, self.problems)
         read, self.unavailable = by_key(members), members.unavailable
         by_id = self._known.by_id
-        now_s = self._clock()  # what is over erases nothing, though somebody may put it again
+        now_s = self.clock()  # what is over erases nothing, though somebody may put it again
         newer = {one.id: one for one in read.values() if one.id not in by_id or one.outranks(by_id[one.id])}
         news = [one for one in newer.values() if _is_news(one, by_id.get(one.id), now_s)]
         if read:
@@ -68,7 +68,7 @@ class Erased:
 
     def forbids(self, spec: NamespaceSpec, hashes: bytes = b"") -> bool:
         """Whether these blocks of a namespace, or one before them in `hashes`, are erased."""
-        if self._clock() < self._of(spec).whole_until_s:
+        if self.clock() < self._of(spec).whole_until_s:
             return True
         count = len(hashes) // spec.hash_bytes
         return self.end(spec, hashes, 0, count) < count
@@ -78,7 +78,10 @@ class Erased:
 
         About 0.2 ms for 2,048 blocks of a namespace of which prefixes are erased, however many; 1 µs of any other.
         """
-        named, now_s, size = self._of(spec), self._clock(), spec.hash_bytes
+        named, size = self._of(spec), spec.hash_bytes
+        if named is _NOTHING:
+            return max(start, end)
+        now_s = self.clock()
         if now_s < named.whole_until_s:
             return start
         if named.blocks:

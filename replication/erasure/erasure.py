@@ -62,6 +62,7 @@ class Erasure:
         self.told = told
         self.erased = 0  # packs
         self.known = known or Erased(clock)
+        self.known.clock = clock
         self._folders = Folders(news, TOMBSTONES, BEHIND)
         self._objects = objects
         self._catalogue = catalogue

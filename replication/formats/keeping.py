@@ -23,6 +23,8 @@ from replication.errors import Damaged
 from replication.formats.ranges import Count, Id, Positions, Word, WriterName
 from replication.formats.sealed import fetch, seal, unseal
 from replication.formats.segment import is_writer
+from replication.store_clock import StoreClock
+from replication.waits import passed_s
 from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectError
 
@@ -111,6 +113,13 @@ async def ring(objects: Objects) -> None:
         await objects.put(BELL, secrets.token_bytes(16))
     except ObjectError as error:
         log.debug("the keeper looks later: %s", error)
+
+
+async def measure(objects: Objects, clock: StoreClock) -> None:
+    """Learn the store's clock, by ringing. Raises ObjectError."""
+    begun_s = passed_s()
+    await objects.put(BELL, secrets.token_bytes(16))
+    clock.learn((await objects.head(BELL)).modified_s, begun_s)
 
 
 async def put_stuck(objects: Objects, holder: Holder) -> None:

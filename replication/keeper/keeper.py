@@ -15,6 +15,7 @@ What must always hold:
   away shows no term.
 * Who takes the lease from somebody alive waits until that one has noticed. Who ends gives it back: it holds nothing before it says so.
 * Every destructive step asks `holds` first. Should two hold all the same: what they do is the same, and done twice does no harm.
+* Whose clock is off from the store's keeps nothing, and gives the lease back.
 * News that cannot be written cost no lease: then the term itself is replaced at each beat.
 """
 
@@ -24,6 +25,7 @@ import asyncio
 import logging
 import random
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -39,6 +41,7 @@ from replication.formats.keeping import (
     Term,
     encode_news,
     encode_term,
+    measure,
     read_term,
     ring,
     term_name,
@@ -48,6 +51,7 @@ from replication.formats.region import Region, require_same
 from replication.keeper.news_reader import LEASE_S, NEWS_INTERVAL_S, SURE_S, NewsReader
 from replication.keeper.watch import Watch
 from replication.problems import Problems
+from replication.store_clock import StoreClock
 from replication.waits import passed_s, within
 from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
@@ -58,6 +62,7 @@ HELD_S: Final = LEASE_S / 2  # from the beginning of a beat
 BEAT_INTERVAL_S: Final = 15.0
 SETTLE_S: Final = 1.5  # between putting a term and reading it back
 TAKE_TRIES_MAX: Final = 8  # numbers that something else lies under, in one try
+CLOCK_AGAIN_S: Final = 60.0  # between two looks at the store's clock, where ours is off
 assert BEAT_INTERVAL_S < HELD_S and LEASE_S + LEASE_JITTER_S + SETTLE_S + NEWS_INTERVAL_S < 60
 
 log = logging.getLogger("replication.keeper")
@@ -67,10 +72,17 @@ class Keeper:
     """One process that keeps a region, or would. Bound to the loop that it is made in."""
 
     def __init__(
-        self, objects: Objects, region: Region, chance: random.Random, is_mirror: bool = False
+        self,
+        objects: Objects,
+        region: Region,
+        chance: random.Random,
+        is_mirror: bool = False,
+        clock: StoreClock | None = None,
     ) -> None:
+        """clock: that of the store; learned here."""
         self.problems = Problems(objects.where)
-        self.news = NewsReader(objects, self.problems)
+        self.clock = clock or StoreClock(time.time)
+        self.news = NewsReader(objects, self.problems, self.clock)
         self._watch = Watch(objects)
         self._woken = asyncio.Event()
         self._objects = objects
@@ -78,6 +90,7 @@ class Keeper:
         self._chance = chance = random.Random(chance.random())
         self.holder = Holder(f"{chance.getrandbits(64):016x}", socket.gethostname()[:255], is_mirror)
         self._term: Term | None = None  # that we hold, or did until we find that we do not
+        self._learned_s = float("-inf")
         self._taken_s = self._holds_from_s = self._beaten_s = self._told_s = self._sure_s = 0.0
         self._beat = 0
         self._known: dict[tuple[str, str], Term] = {}  # by name and ETag
@@ -89,7 +102,9 @@ class Keeper:
     @property
     def holds(self) -> bool:
         """Whether this process keeps the region now."""
-        now_s = passed_s()
+        return self._is_held(passed_s()) and self.clock.is_sure
+
+    def _is_held(self, now_s: float) -> bool:
         return self._term is not None and self._holds_from_s <= now_s < self._beaten_s + HELD_S
 
     @property
@@ -121,6 +136,7 @@ class Keeper:
         """Until it is cancelled. Raises nothing that the store can cause."""
         while True:
             try:
+                await self._learn_clock()
                 pause_s = await (self._look() if self._term is None else self._keep(self._term))
             except (ObjectError, ReplicationError) as error:
                 log.debug("%s: the lease is looked at later: %s", self._objects.where, error)
@@ -128,9 +144,19 @@ class Keeper:
             await within(pause_s * self._chance.uniform(0.9, 1.0), self._woken)
             self._woken.clear()
 
+    async def _learn_clock(self) -> None:
+        """News tell it for nothing, but not at once, and not to who was wrong about it, or has no news."""
+        if self.clock.is_sure or passed_s() < self._learned_s:
+            return
+        self._learned_s = passed_s() + (CLOCK_AGAIN_S if self.clock.is_known else 0.0)
+        try:
+            await measure(self._objects, self.clock)
+        except ObjectError as error:
+            log.debug("%s: the store's clock is asked for later: %s", self._objects.where, error)
+
     async def resign(self) -> None:
-        """This process ends, `run` has ended: whoever would keep need not wait. What cannot be said is seen a little later."""
-        term, held, self._term = self._term, self.holds, None
+        """This process ends, or may not keep: whoever would keep need not wait. What cannot be said is seen a little later."""
+        term, held, self._term = self._term, self._is_held(passed_s()), None
         if term is None or not held:
             return
         try:
@@ -174,6 +200,8 @@ class Keeper:
         """Take the lease if it is due. Returns the pause until the next step."""
         now_s = passed_s()  # what is answered was true then, or later
         await self.news.refresh()
+        if not self.clock.is_sure:
+            return NEWS_INTERVAL_S
         latest = self.news.latest if now_s < self.news.changed_s + LEASE_S else None
         if latest is not None and not self._may_oust(latest.holder):
             return self._pause_s(now_s)
@@ -238,6 +266,9 @@ class Keeper:
 
     async def _keep(self, term: Term) -> float:
         begun_s = passed_s()
+        if not self.clock.is_sure:
+            await self.resign()
+            return NEWS_INTERVAL_S
         if begun_s >= self._beaten_s + HELD_S and not await self._is_ours(term):
             return 0.0  # stopped for too long: it is not for us to write news
         has_rung = await self._watch.look()
@@ -250,6 +281,8 @@ class Keeper:
             return 0.0
         self._beaten_s = self._told_s = begun_s
         if is_sure:
+            said = await self._objects.head(term.name if term.beat == self._beat else NEWS)
+            self.clock.learn(said.modified_s, begun_s)
             self._sure_s = begun_s
             await self._delete_before(term)
         return NEWS_INTERVAL_S

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from replication.errors import Damaged
 from replication.formats.keeping import NEWS, NEWS_BYTES_MAX, News, decode_news
 from replication.problems import Problems
+from replication.store_clock import StoreClock
 from replication.waits import passed_s
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused
@@ -41,13 +42,16 @@ class NewsReader:
     """Of one region. latest: None while there are none that can be believed. changed_s: when they changed last, as `passed_s`. term:
     the highest one that was seen. over: the highest one that was given back."""
 
-    def __init__(self, objects: Objects, problems: Problems) -> None:
+    def __init__(self, objects: Objects, problems: Problems, clock: StoreClock | None = None) -> None:
+        """clock: learns from them."""
         self.latest: News | None = None
         self.changed_s = passed_s()
         self.term = self.over = 0
         self._objects = objects
         self._problems = problems
         self._e_tag = ""
+        self._clock = clock
+        self._looked_s = float("-inf")  # as `passed_s`: then those with this ETag were the latest
         self.told: Callable[[], None] = lambda: None  # called when heads have changed
 
     @property
@@ -65,14 +69,21 @@ class NewsReader:
 
     async def refresh(self) -> None:
         """Raises ObjectUnavailable."""
+        begun_s, looked_s, self._looked_s = passed_s(), self._looked_s, float("-inf")
         try:
             found = await self._objects.get_if_changed(NEWS, self._e_tag, NEWS_BYTES_MAX)
             if found is not None:
-                content, self._e_tag = found
+                content, info = found
+                if self._clock is not None:
+                    self._clock.learn(
+                        info.modified_s, looked_s if info.e_tag != self._e_tag else float("-inf")
+                    )
+                self._e_tag = info.e_tag
                 self.tell(decode_news(content))
+            self._looked_s = begun_s
             self._problems.over(NEWS)
         except ObjectMissing:
-            self.latest, self._e_tag = None, ""
+            self.latest, self._e_tag, self._looked_s = None, "", begun_s
         except (Damaged, ObjectDamaged, ObjectRefused) as error:
             self.latest, self._e_tag = None, ""
             self._problems.note(NEWS, str(error))

@@ -94,7 +94,7 @@ class Watch:
             found = None
         if found is None:
             return False
-        self._e_tag = found[1]
+        self._e_tag = found[1].e_tag
         return True
 
     async def _digest(self, folder: str) -> bytes:

@@ -36,6 +36,7 @@ from replication.mirror.copying import Ways
 from replication.mirror.pull import Pull
 from replication.problems import Problem
 from replication.region.region_node import RegionNode
+from replication.store_clock import StoreClock
 from replication.tasks import kept_going, reason_of
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError, ObjectRefused, TierError
@@ -72,7 +73,7 @@ class Mirror:
         chance: random.Random,
     ) -> None:
         """join: raises ReplicationError, TierError. paces: shared by all mirrors of a process, so that a rule has one rate.
-        clock: unix seconds."""
+        clock: this machine's, unix seconds."""
         self.pull: Pull | None = None
         self._home = home
         self._objects = objects
@@ -80,7 +81,8 @@ class Mirror:
         self._join = join
         self._rules = rules
         self._paces = paces
-        self._clock = clock
+        self._clock = home.clock
+        self._own = clock
         self._chance = chance
         self._choice = choice_of(rules, source, home.region)
         self._earlier = MirrorState(source=source, rules=self._choice)
@@ -207,7 +209,7 @@ class Mirror:
                 self._paces,
                 self._earlier.watermark,
                 self._complete_s,
-                self._clock,
+                StoreClock(self._own),
                 self._chance,
             )
             log.info("following", extra={"source": self._source, "bucket": bucket.where})

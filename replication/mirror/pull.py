@@ -48,6 +48,7 @@ from replication.mirror.ordered_models import OrderedModels
 from replication.mirror.watermark import Hold, Watermark
 from replication.problems import Problems
 from replication.region.upkeep import forget_outlived
+from replication.store_clock import StoreClock
 from replication.tasks import kept_going
 from replication.waits import within
 from replication.watched import Watched
@@ -76,14 +77,16 @@ class Pull:
         paces: dict[Rule, float],
         watermark: dict[str, int],
         complete_s: float,
-        clock: Callable[[], float],
+        there: StoreClock,
         chance: random.Random,
     ) -> None:
-        """catalogue: of the source. paces: see `Jobs`. watermark, complete_s: where an earlier life was, 0 without one. clock: unix seconds."""
+        """catalogue: of the source. paces: see `Jobs`. watermark, complete_s: where an earlier life was, 0 without one. there: the clock
+        of the store of the source, by which its lives are; all else is by that at home."""
+        clock = ways.home.clock
         self.jobs = Jobs(paces)
         self.watermark = Watermark(watermark)
         self.problems = Problems(ways.bucket.where)
-        self._news = NewsReader(ways.bucket, self.problems)
+        self._news = NewsReader(ways.bucket, self.problems, there)
         self._folders = Folders(self._news, TOMBSTONES, BEHIND, REMOVED)
         self.tail = Tail(ways.bucket, catalogue, clock, chance, self)
         self.copying = Copying(ways, catalogue, self.jobs, self._ended, self.tail.mend, clock, chance)
@@ -102,6 +105,7 @@ class Pull:
         self._rules = rules
         self._chosen: dict[bytes, Rule | None] = {}  # by spec
         self._clock = clock
+        self._there = there
         self._begun_s = self._leapt_s = complete_s
         self._leap = asyncio.Event()
         if isinstance(ways.bucket, Watched):
@@ -213,7 +217,7 @@ class Pull:
             self.watermark.release(hold)
 
     async def _forget_outlived(self) -> None:
-        while await forget_outlived(self._catalogue, self._clock() - OUTLIVED_S):
+        while self._there.is_known and await forget_outlived(self._catalogue, self._there() - OUTLIVED_S):
             pass
 
     # -- tombstones --

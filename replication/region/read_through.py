@@ -31,6 +31,7 @@ from replication.keeper.news_reader import Folders, NewsReader
 from replication.problems import Problems
 from replication.region.region_reader import RegionReader
 from replication.region.upkeep import forget_outlived
+from replication.store_clock import StoreClock
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError
 from tiers.namespace_spec import NamespaceSpec
@@ -51,14 +52,14 @@ class ReadThrough(RegionReader):
         clock: Callable[[], float],
         chance: random.Random,
     ) -> None:
-        news = NewsReader(objects, Problems(objects.where))
-        tail = Tail(objects, catalogue, clock, chance, news=news)
+        now = StoreClock(clock, skew_s)
+        news = NewsReader(objects, Problems(objects.where), now)
+        tail = Tail(objects, catalogue, now, chance, news=news)
         self._stones = Folders(news, TOMBSTONES)
-        self._there = Erased(clock)
+        self._there = Erased(now)
         self._home = home
         self._skew_s = skew_s
-        self._clock = clock
-        super().__init__(objects, region, catalogue, tail, (home, self._there))
+        super().__init__(objects, region, catalogue, tail, (home, self._there), now)
 
     @classmethod
     async def follow(
@@ -72,7 +73,7 @@ class ReadThrough(RegionReader):
         clock: Callable[[], float],
         skew_s: float = CLOCK_SKEW_S,
     ) -> ReadThrough:
-        """home: the tombstones of the daemon's own region. clock: unix seconds. skew_s: by which clocks differ.
+        """home: the tombstones of the daemon's own region. clock: this machine's, unix seconds. skew_s: by which it may differ from the store's.
 
         Raises RegionError (not this region), CatalogueBusy, CatalogueDamaged, ObjectError.
         """
@@ -111,7 +112,7 @@ class ReadThrough(RegionReader):
         await self.caught_up.wait()
         while True:
             try:
-                while await forget_outlived(self.catalogue, self._clock() - 2 * self._skew_s):
+                while await forget_outlived(self.catalogue, self.clock() - 2 * self._skew_s):
                     pass
             except CatalogueDamaged as error:
                 self._mend(error)

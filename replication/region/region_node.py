@@ -31,12 +31,14 @@ from replication.feed.feed import FeedWriter, fresh_writer
 from replication.feed.tail import Tail, TailStatus
 from replication.formats.announced import Announced, lasts_longer
 from replication.formats.announced_models import AnnouncedModel
+from replication.formats.keeping import measure
 from replication.formats.region import Region, open_region
 from replication.formats.tombstones import Tombstone
 from replication.keeper.keeper import Keeper
 from replication.problems import Problem
 from replication.region.region_reader import RegionReader
 from replication.region.upkeep import Upkeep, delete_each
+from replication.store_clock import StoreClock
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError, ObjectUnavailable, PackDamaged
 from tiers.packs.pack_io import put_pack
@@ -69,7 +71,7 @@ class RegionNode(RegionReader):
         erasure: Erasure,
         keeper: Keeper,
     ) -> None:
-        super().__init__(objects, region, catalogue, tail, (erasure.known,), keeper.problems)
+        super().__init__(objects, region, catalogue, tail, (erasure.known,), keeper.clock, keeper.problems)
         self.name = writer.id  # of this daemon, the same after each start
         self.codec = ""  # of packs that are put from now on, see tiers/packs/codecs.py
         self._writer = writer
@@ -95,23 +97,26 @@ class RegionNode(RegionReader):
         tombstones: Erased | None = None,
         is_mirror: bool = False,
     ) -> RegionNode:
-        """instance: names this daemon, the same after each start. clock: unix seconds. skew_s: by which clocks differ.
+        """instance: names this daemon, the same after each start. clock: this machine's, unix seconds. skew_s: by which it may differ from the store's.
         erased: called with each tombstone that becomes known. tombstones: where others look them up, too. is_mirror: it copies from other
         regions, and keeps its own before daemons do.
 
         Raises RegionError (not this region), CatalogueBusy, CatalogueDamaged, ObjectError.
         """
         marker = await open_region(objects, deployment, region)
-        keeper = Keeper(objects, marker, chance, is_mirror)
-        writer = FeedWriter(objects, fresh_writer(chance), clock, chance, lambda: keeper.needs_bell)
+        now = StoreClock(clock, skew_s)
+        with suppress(ObjectError):  # it is asked for again
+            await measure(objects, now)
+        keeper = Keeper(objects, marker, chance, is_mirror, now)
+        writer = FeedWriter(objects, fresh_writer(chance), now, chance, lambda: keeper.needs_bell)
         catalogue = Catalogue.open(catalogue_path, marker.identity)
-        tail = Tail(objects, catalogue, clock, chance, keeper=keeper)
-        upkeep = Upkeep(objects, catalogue, tail, keeper, skew_s, clock, chance)
-        erasure = Erasure(objects, catalogue, clock, erased, tombstones, lambda: keeper.holds, keeper)
+        tail = Tail(objects, catalogue, now, chance, keeper=keeper)
+        upkeep = Upkeep(objects, catalogue, tail, keeper, skew_s, now, chance)
+        erasure = Erasure(objects, catalogue, now, erased, tombstones, lambda: keeper.holds, keeper)
         node = cls(objects, marker, catalogue, writer, tail, upkeep, erasure, keeper)
         node.name = xxhash.xxh3_64_hexdigest(instance.encode())
-        audit = Audit(objects, marker, catalogue, erasure, NodeHands(node.announce, keeper), clock)
-        node.auditing = Auditing(objects, audit, tail, keeper, skew_s, clock, chance)
+        audit = Audit(objects, marker, catalogue, erasure, NodeHands(node.announce, keeper), now)
+        node.auditing = Auditing(objects, audit, tail, keeper, skew_s, now, chance)
         return node
 
     @property
@@ -268,6 +273,8 @@ class RegionNode(RegionReader):
         packs = [one for one in said if isinstance(one, Announced)]
         models = [one for one in said if isinstance(one, AnnouncedModel)]
         try:
+            if not self.clock.is_known:  # what goes into the bucket has its times
+                await measure(self._objects, self.clock)
             entries = [*self._paths(packs), *packs]
             await self._writer.announce(entries, models)
         except CatalogueDamaged as error:

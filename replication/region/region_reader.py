@@ -29,6 +29,7 @@ from replication.feed.tail import Tail, TailStatus
 from replication.formats.region import MARKER, Region, open_region
 from replication.problems import Problem, Problems
 from replication.region.doubts import Doubts
+from replication.store_clock import StoreClock
 from replication.tasks import Tasks, kept_going
 from replication.watched import Watched
 from tiers.base import Get, Record
@@ -42,6 +43,7 @@ FETCH_RANGE_BYTES: Final = 8 * MIB  # of a pack, read with one request
 CHAIN_HASHES_MAX: Final = 1 << 20  # of a prefix that somebody names: no prompt has more blocks
 FEED_LATE_S: Final = 60.0  # since all of it was read
 GAP_FIX: Final = "nothing: an audit goes on behind it within hours; kvstore region verify says what is there"
+CLOCK_FIX: Final = "set this machine's clock: chrony or systemd-timesyncd"
 FEED_FIX: Final = (
     "see what is wrong with its bucket; what others have made durable since then is computed again meanwhile"
 )
@@ -87,15 +89,17 @@ class RegionReader(ABC):
         catalogue: Catalogue,
         tail: Tail,
         erased: Sequence[Erased],
+        clock: StoreClock,
         problems: Problems | None = None,
     ) -> None:
-        """erased: what may not be read, whoever says so. problems: where those with this region are noted."""
+        """erased: what may not be read, whoever says so. clock: of its store. problems: where those with this region are noted."""
         self.where = objects.where
         self.region = region.region
         self.catalogue = catalogue
         self._objects = objects
         self._tail = tail
         self._erased = erased
+        self.clock = clock
         self.problems = Problems(objects.where) if problems is None else problems
         self._seen = Problems()  # of the feed, as it is when somebody looks
         self._asked: list[_Asked] = []
@@ -288,7 +292,7 @@ class RegionReader(ABC):
             spec.digest + above if above else b"",
             spec.record_bytes,
             header.checksum_at(index),
-            announced.stored_s,
+            self.clock.ours(announced.stored_s),
             spec.columns,
         )
 
@@ -356,6 +360,7 @@ class RegionReader(ABC):
             "snapshot": feed.snapshot,
             "catalogue_renewals": feed.renewals,
             "untrusted_objects": self._objects.untrusted,
+            "clock_off_s": round(self.clock.off_s, 1) if self.clock.is_known else None,
         }
 
     def wrong(self) -> list[Problem]:
@@ -372,6 +377,10 @@ class RegionReader(ABC):
             text = f"{feed.unsound} entries cannot be true, and are left out: {feed.unsound_reason}"
             fix = "nothing: an audit finds their packs; look which node runs another version"
             yield Problem("unsound", self.region, text, fix, "warning", count=feed.unsound)
+        if self.clock.is_off:
+            way = "ahead of" if self.clock.off_s > 0 else "behind"
+            text = f"this machine's clock is {abs(self.clock.off_s):.0f} s {way} the store's: nothing is deleted from here"
+            yield Problem("clock", self.region, text, CLOCK_FIX)
         if feed.age_s is not None and feed.age_s > FEED_LATE_S:
             why = f": {feed.failure}" if feed.failures else ""
             text = f"its feed was read {feed.age_s:.0f} s ago{why}"

@@ -100,6 +100,8 @@ class Upkeep:
         """Some of what was over when all of the feed was read last: what is not read may say that it lives longer. Who
         deletes asks all writers before. Returns whether there is more."""
         tail, loop = self._tail, asyncio.get_running_loop()
+        if not self._keeper.clock.is_sure:
+            return False
         before_s = self._clock() - 2 * self._skew_s
         if self._deletes_since_s is None:
             if not self._catalogue.outlived(before_s, 1):

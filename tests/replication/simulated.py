@@ -44,6 +44,7 @@ from tiers.packs.packs import PACKS, Pack, PackHeader, describe
 
 POOL = 117  # packs there are: 13 of each of 9 namespaces, in trees
 KINDS = 9
+CLOCK_SET_S = 40.0  # between two times that a wrong clock is set
 SKEW_S = 40.0  # by which clocks differ, where packs have lives
 FOR_EVER_S = 3 * 10**9
 _START_S = 10**9
@@ -442,8 +443,13 @@ class Process:
         self.path = Path(name)
         self.task: asyncio.Task[None] | None = None
         self._paths = [self.path, *(self.path / other for other in paths)]
-        skew_s = self.chance.choice(around.skews_s)
-        self.clock = (lambda: around.clock() + skew_s) if skew_s else around.clock
+        self._wrong_s = [self.chance.choice(around.skews_s) for _ in range(3)]
+
+    def clock(self) -> float:
+        """Of this machine: wrong, and set now and then, until all that goes wrong is over."""
+        now_s = self.around.now_s()
+        is_wrong = now_s < self.around.busy_until_s
+        return self.around.clock() + (self._wrong_s[int(now_s / CLOCK_SET_S) % 3] if is_wrong else 0.0)
 
     def fresh(self) -> random.Random:
         return random.Random(self.chance.random())

@@ -56,6 +56,7 @@ from tiers.packs.packs import PACKS
 
 SEEDS = int(os.environ.get("SEEDS", "600"))
 CHUNKS = 5  # tests that share the seeds
+DAY_S = 86400.0
 CHAOS_S = 100.0  # of faults and kills
 CALM_S = 1200.0  # within which everything must be as it should
 QUIET_S = 120.0  # in which nothing may be copied any more: more than a sweep's interval
@@ -117,7 +118,18 @@ class World:
         has_lives = chance.random() < 0.4
         skews_s: tuple[float, ...] = (0.0,)
         if chance.random() < 0.3:
-            skews_s = (0.0, SKEW_S / 2, -SKEW_S / 2) if has_lives else (0.0, 500.0, -500.0)
+            skews_s = (
+                0.0,
+                0.0,
+                SKEW_S / 2,
+                -SKEW_S / 2,
+                500.0,
+                -500.0,
+                8 * DAY_S,
+                -30 * DAY_S,
+                1000 * DAY_S,
+                -1e9,
+            )
         self.around = Around(
             self.clock, chance, rules, buckets, self.draw_faults(), self.draw_faults(), CHAOS_S, has_lives, skews_s
         )  # fmt: skip

@@ -74,7 +74,7 @@ class CountedObjects(MemoryObjects):
 
     async def get_if_changed(
         self, name: str, e_tag: str, size_bytes_max: int
-    ) -> tuple[memoryview, str] | None:
+    ) -> tuple[memoryview, ObjectInfo] | None:
         found = await super().get_if_changed(name, e_tag, size_bytes_max)
         self.requests["get"] += found is None  # else it was counted as one
         return found

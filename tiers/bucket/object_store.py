@@ -136,26 +136,26 @@ class StoredObjects(Objects):
 
     async def get_if_changed(
         self, name: str, e_tag: str, size_bytes_max: int
-    ) -> tuple[memoryview, str] | None:
-        async def work() -> tuple[memoryview, str] | None:
+    ) -> tuple[memoryview, ObjectInfo] | None:
+        async def work() -> tuple[memoryview, ObjectInfo] | None:
             try:
                 return await self._answer(name, size_bytes_max, e_tag)
             except NotModifiedError:
                 return None
 
         found = await self._call("get", self._checked(name), work, None)
-        return found if found is None or not e_tag or found[1] != e_tag else None
+        return found if found is None or not e_tag or found[1].e_tag != e_tag else None
 
     async def _answer(
         self, name: str, size_bytes_max: int | None, unless: str = ""
-    ) -> tuple[memoryview, str]:
-        """An object and its ETag. unless: it has this one."""
+    ) -> tuple[memoryview, ObjectInfo]:
+        """An object. unless: it has this ETag."""
         options: GetOptions | None = {"if_none_match": unless} if unless else None
         answer = await self._in_time(obstore.get_async(self._store, name, options=options), 0)
         size_bytes = answer.meta["size"]
         if size_bytes_max is not None and size_bytes > size_bytes_max:  # its bytes are not sent
             raise too_large(self.where, name, size_bytes, size_bytes_max)
-        return memoryview(await self._in_time(answer.bytes_async(), size_bytes)), answer.meta["e_tag"] or ""
+        return memoryview(await self._in_time(answer.bytes_async(), size_bytes)), _info(answer.meta)
 
     async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
         self._checked(name)

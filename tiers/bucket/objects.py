@@ -64,13 +64,13 @@ class Objects(ABC):
 
     async def get_if_changed(
         self, name: str, e_tag: str, size_bytes_max: int
-    ) -> tuple[memoryview, str] | None:
-        """As `get_within`, with its ETag; None while it is the one with this ETag ("" for none). One small request where the store
+    ) -> tuple[memoryview, ObjectInfo] | None:
+        """As `get_within`, with what is known of it; None while it is the one with this ETag ("" for none). One small request where the store
         knows such a thing."""
         info = await self.head(name)
         if e_tag and info.e_tag == e_tag:
             return None
-        return await self.get_within(name, size_bytes_max), info.e_tag
+        return await self.get_within(name, size_bytes_max), info
 
     @abstractmethod
     async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:

@@ -60,9 +60,9 @@ class SealedObjects(Objects):
 
     async def get_if_changed(
         self, name: str, e_tag: str, size_bytes_max: int
-    ) -> tuple[memoryview, str] | None:
+    ) -> tuple[memoryview, ObjectInfo] | None:
         found = await self._objects.get_if_changed(name, e_tag, size_bytes_max + SEAL_BYTES)
-        return found and (await self._opened(name, found[0]), found[1])
+        return found and (await self._opened(name, found[0]), _plain(found[1]))
 
     async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
         return await self._objects.get_ranges(name, ranges)

@@ -199,6 +199,7 @@ def _optional(live: Mapping[str, Any]) -> Iterator[Metric]:
             ("kvstore_region_feed_age_seconds", "feed_age_s"),
             ("kvstore_region_keeps", "keeps"),
             ("kvstore_region_keeper_age_seconds", "keeper_age_s"),
+            ("kvstore_region_clock_off_seconds", "clock_off_s"),
             ("kvstore_region_packs", "packs"),
             ("kvstore_region_blocks", "blocks"),
             ("kvstore_region_untrusted_total", "untrusted_objects"),

@@ -128,6 +128,7 @@ _REGION: Final = (
     Metric("kvstore_region_feed_age_seconds", "gauge", "seconds", (), "since all of the region's feed was read"),
     Metric("kvstore_region_keeps", "gauge", "", (), "whether this node keeps its region"),
     Metric("kvstore_region_keeper_age_seconds", "gauge", "seconds", (), "since somebody was seen to keep the region"),
+    Metric("kvstore_region_clock_off_seconds", "gauge", "seconds", (), "this machine's clock is ahead of the store's; negative: behind"),
     Metric("kvstore_region_packs", "gauge", "", (), "packs in the catalogue"),
     Metric("kvstore_region_blocks", "gauge", "", (), "blocks in them"),
     Metric("kvstore_region_untrusted_total", "counter", "", (), "objects that were read and have no seal of the deployment's key"),
