@@ -16,9 +16,12 @@ from typing import Any
 import msgspec
 
 from benchmarks.regions.prices import Settings
+from benchmarks.regions.radosgw import ServerError
 from benchmarks.regions.servers import BUCKET_REGION, S3
 from kvstore.tools.bench.daemon import Daemon, DaemonError, log_tail, settings
 from kvstore.tools.bench.plan import START_TIMEOUT_S
+from replication.errors import Damaged
+from replication.formats.keeping import NEWS, decode_news
 
 MIB = 1 << 20
 SLAB_BYTES = 16 * MIB
@@ -47,11 +50,17 @@ class Deployment:
             kvstore("region", "init", region, "--regions", self.file)
 
     def daemon(
-        self, region: str, arenas: Path, arena_bytes: int, rule: Settings, late: bool = False
+        self,
+        region: str,
+        arenas: Path,
+        arena_bytes: int,
+        rule: Settings,
+        late: bool = False,
+        spare: bool = False,
     ) -> Daemon:
-        """A daemon in a region, new each time. Raises DaemonError."""
+        """A daemon in a region, new each time. spare: a second one. Raises DaemonError."""
         file = self._late_file if late else self.file
-        home = self._home / f"{region}{'-new' if late else ''}"
+        home = self._home / f"{region}{'-new' if late else ''}{'-spare' if spare else ''}"
         return start(home, arenas, arena_bytes, {**rule, "regions_file": str(file), "region": region})
 
     def mirror(self, region: str) -> Mirror:
@@ -63,6 +72,14 @@ class Deployment:
         said = kvstore("region", "status", "--regions", self.file, "-o", "json", allowed=(0, 1))
         pairs: list[dict[str, Any]] = msgspec.json.decode(said)["mirrors"]
         return pairs
+
+    def news(self, region: str) -> tuple[int, str]:
+        """The term of whoever keeps a region, and whether that is a "mirror" or a "daemon"; 0 of nobody."""
+        try:
+            news = decode_news(self._s3.read(self._bucket(region), NEWS))
+        except (ServerError, Damaged):
+            return 0, ""
+        return news.term, "mirror" if news.holder.is_mirror else "daemon"
 
     def size_bytes(self, region: str) -> int:
         """Of the packs in the bucket of a region."""
@@ -94,11 +111,21 @@ class Mirror:
         """Start it and wait until it has joined. Raises DaemonError."""
         home.mkdir()
         (home / "empty.toml").touch()
+        self._home, self._regions_file, self._region = home, regions_file, region
         self._log = home / "log"
+        self._start()
+
+    def start_again(self) -> None:
+        """After kill -9, with what it has on disk. Raises DaemonError."""
+        self.stop()
+        self._start()
+
+    def _start(self) -> None:
+        home = self._home
         command = [sys.executable, "-m", "kvstore", "mirror", "--config", str(home / "empty.toml")]
         command += ["--data-dir", str(home / "data")]
-        command += ["--set", f"regions_file={regions_file}", "--set", f"region={region}"]
-        with open(self._log, "wb") as log:
+        command += ["--set", f"regions_file={self._regions_file}", "--set", f"region={self._region}"]
+        with open(self._log, "ab") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=_environment())
         try:
             assert self._process.stdout is not None

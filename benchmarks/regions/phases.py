@@ -1,7 +1,7 @@
 """What the demo does, in order.
 
 first half     NA serves it, with two deployments at once: one persists what is worth it, the other one everything. Mirrors
-               copy to EU and APAC meanwhile.
+               copy to EU and APAC meanwhile. In the middle those who keep NA and EU are killed with -9.
 a grace        GRACE_S without traffic: what was just asked for is persisted, announced, copied. At the speed of the
                demo these seconds would be minutes of the workload, so packs whose life ends in them are still there.
 NA dies        kill -9 of its daemons; mirrors and daemons elsewhere are stopped, too
@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.regions import prices
-from benchmarks.regions.deployment import Deployment, start
+from benchmarks.regions.deployment import Deployment, Mirror, start
+from benchmarks.regions.keepers import Killed, Kills
 from benchmarks.regions.monitor import Monitor, Pair
 from benchmarks.regions.servers import S3
 from benchmarks.regions.serving import Served, serve_at_once, serve_paced
@@ -61,6 +62,7 @@ class Shown:
     late_s: float = 0.0
     sizes_bytes: dict[tuple[str, str], int] = field(default_factory=dict)  # by deployment and region
     pairs: dict[tuple[str, str], Pair] = field(default_factory=dict)  # by deployment and region that copies
+    killed: list[Killed] = field(default_factory=list)  # keepers
     runs: list[Run] = field(default_factory=list)
 
 
@@ -116,6 +118,14 @@ class Show:
         rules = {"durable": prices.by_cost(self._speed), "everything": prices.everything()}
         with ExitStack() as stack:
             daemons = []
+            durable = deployments[0]
+            spare = stack.enter_context(
+                durable.daemon(ORIGIN, self._arenas, IDLE_ARENA_BYTES, rules[durable.name], spare=True)
+            )
+            with spare.client(attach=False) as client:  # it is there first, and so keeps NA
+                spare.wait(lambda: (client.status()["region"] or {}).get("keeps") is True, "keeping NA")
+            may_die: dict[str, list[Daemon]] = {ORIGIN: [spare], TARGET: []}
+            mirrors: dict[str, Mirror] = {}
             for deployment in deployments:
                 arena_bytes = _arena_bytes(self._first)
                 rule = rules[deployment.name]
@@ -123,14 +133,21 @@ class Show:
                     stack.enter_context(deployment.daemon(ORIGIN, self._arenas, arena_bytes, rule))
                 )
                 for region in deployment.regions[1:]:
-                    stack.enter_context(deployment.daemon(region, self._arenas, IDLE_ARENA_BYTES, rule))
-                    stack.enter_context(deployment.mirror(region))
+                    idle = deployment.daemon(region, self._arenas, IDLE_ARENA_BYTES, rule)
+                    stack.enter_context(idle)
+                    mirror = stack.enter_context(deployment.mirror(region))
+                    if (deployment, region) == (durable, TARGET):
+                        may_die[region].append(idle)
+                        mirrors[region] = mirror
             for daemon in daemons:
                 joined_s(daemon)
+            middle_s = self._first[-1].at_s / self._speed / 2
             with Monitor(deployments) as monitor:
-                self._pace(daemons)
-                self._say(f"{GRACE_S:g} s for what was just asked for")
-                time.sleep(GRACE_S)
+                with Kills(durable, may_die, mirrors, middle_s) as kills:
+                    self._pace(daemons)
+                    self._say(f"{GRACE_S:g} s for what was just asked for")
+                    time.sleep(GRACE_S)
+                self.shown.killed = kills.killed
                 monitor.look()
                 for daemon in daemons:
                     daemon.kill()

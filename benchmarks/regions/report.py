@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.regions.keepers import TAKEN_OVER_S_MAX
 from benchmarks.regions.phases import ORIGIN, TARGET, Run, Shown
 from benchmarks.regions.serving import hit_share
 from benchmarks.regions.workload import Figures
@@ -58,6 +59,17 @@ def document(source: str, figures: Figures, speed: float, shown: Shown, wall_s: 
                 **{name: pair.status.get(name) for name in MIRROR_FIGURES},
             }
             for (deployment, region), pair in sorted(shown.pairs.items())
+        ],
+        "keepers": [
+            {
+                "region": one.region,
+                "killed": one.who,
+                "killed_s": round(one.killed_s, 1),
+                "kept_again_s": None if one.kept_again_s is None else round(one.kept_again_s, 1),
+                "by": one.by,
+                "looked_s": round(one.looked_s, 1),
+            }
+            for one in shown.killed
         ],
         "late_s_max": round(shown.late_s, 3),
         "wall_s": round(wall_s, 1),
@@ -107,6 +119,15 @@ def _problems(report: dict[str, Any]) -> list[str]:
         problems.append(
             f"the durable set has {_percent(share)} of the bytes; aim: {_percent(BYTES_SHARE_MAX)}"
         )
+    killed = {row["region"] for row in report["keepers"]}
+    problems += [
+        f"{region}: its keeper was not killed" for region in (ORIGIN, TARGET) if region not in killed
+    ]
+    for row in report["keepers"]:
+        if (row["kept_again_s"] or row["looked_s"]) > TAKEN_OVER_S_MAX:
+            problems.append(
+                f"{row['region']}: nobody kept it for {TAKEN_OVER_S_MAX:g} s after its keeper died"
+            )
     if report["late_s_max"] > LATE_S_MAX:
         problems.append(
             f"the first half was served up to {report['late_s_max']} s late: this machine is too slow for this speed"
@@ -160,6 +181,20 @@ def print_report(report: dict[str, Any]) -> None:
                 *_mirror_cells(copied.get((row["deployment"], row["region"]))),
             ]
             for row in report["buckets"]
+        ],
+    )
+    print_table(
+        "keepers of the durable set, killed with -9 in the middle of the first half",
+        ["region", "keeper", "killed after s", "kept again after s", "by"],
+        [
+            [
+                row["region"],
+                row["killed"],
+                f"{row['killed_s']:.1f}",
+                Figure(NOTHING if row["kept_again_s"] is None else f"{row['kept_again_s']:.1f}"),
+                row["by"] or NOTHING,
+            ]
+            for row in report["keepers"]
         ],
     )
     print(

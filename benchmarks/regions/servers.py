@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+from botocore.exceptions import BotoCoreError, ClientError
 
 from benchmarks.regions import radosgw
 from tests.objects import S3Server
@@ -72,6 +73,14 @@ class S3:
     def stop(self) -> None:
         """At once. Idempotent."""
         self._server.stop()
+
+    def read(self, bucket: str, name: str) -> bytes:
+        """Raises ServerError: it is not there, say."""
+        try:
+            content: bytes = self._client.get_object(Bucket=bucket, Key=name)["Body"].read()
+        except (BotoCoreError, ClientError) as error:
+            raise radosgw.ServerError(f"{self.name}: {bucket}/{name}: {error}") from error
+        return content
 
     def sizes_bytes(self, bucket: str, prefix: str) -> dict[str, int]:
         """Of each object below a prefix."""

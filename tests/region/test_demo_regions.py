@@ -63,5 +63,6 @@ def test_the_demo(tmp_path: Path) -> None:
     for row in mirrors.values():
         assert row["source"] == "na" and row["copied_bytes"] > 0 and row["failed"] == row["lost"] == 0
         assert 0 <= row["lag_p50_s"] <= row["lag_p99_s"] <= row["lag_max_s"]
+    assert {row["region"] for row in found["keepers"]} == {"na", "eu"}
     report.print_report(found)
     assert any("NA is switched off" in line for line in said)
