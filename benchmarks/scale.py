@@ -1,6 +1,7 @@
 """The scale plan: requests and money of a region with 10, 100 and 1,000 nodes, from the code's own constants.
 
     python -m benchmarks.scale          the tables of docs/scale.md
+    python -m benchmarks.counted        real processes, whose requests a proxy counts (40 minutes)
 
 What a node does per second follows from how often it looks, announces and reads; tests/replication/test_scale.py holds this
 against the real code under a virtual clock, and docs/scale.md against this.
@@ -13,16 +14,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from replication.audit.auditing import AUDIT_INTERVAL_S
-from replication.constants import NODE_INTERVAL_S, UPKEEP_INTERVAL_S
-from replication.feed.feed import FULL_LOOK_EVERY, LISTED_S
+from replication.constants import NODE_INTERVAL_S, SOURCE_TOMBSTONES_S, UPKEEP_INTERVAL_S
+from replication.feed.feed import FULL_LOOK_EVERY, LISTED_CLOSELY_S, LISTED_S
 from replication.feed.tail import POLL_INTERVAL_PER_WRITER_S, POLL_INTERVAL_S
 from replication.keeper.keeper import BEAT_INTERVAL_S
 from replication.keeper.news_reader import NEWS_INTERVAL_S, SURE_S
 from replication.keeper.watch import FOLDERS
+from replication.mirror.mirror import HEARTBEAT_S
 from replication.region.region_node import announce_interval_s
 from replication.region.region_reader import FETCH_RANGE_BYTES
 from replication.region.upkeep import UPKEEP_SURE_S
 
+SOURCE_FOLDERS = 3  # of which a mirror brings what is new
 MONTH_S = 365.25 / 12 * 86_400
 UPKEEP_PAUSE_SHARE = 0.75  # of the interval, on average
 PAUSE_SHARE = 0.95  # the same of a keeper's
@@ -153,10 +156,42 @@ def reading_through(nodes: int, load: Load) -> Requests:
     return following(nodes, load) + Requests(1 / SURE_S, 0.0)
 
 
+def following_closely(nodes: int, load: Load, writes: bool = True) -> Requests:
+    """A mirror at its source: it reads news as nodes do, and lists heads when they say something new, and every two minutes, as it has
+    to know how old all is that it knows. Besides, it brings tombstones."""
+    pages, looks = math.ceil(nodes / LIST_NAMES), 1 / (interval_s(nodes) if writes else POLL_INTERVAL_S)
+    read = nodes * announcements_per_s(nodes, load) if writes else 0.0
+    new = looks * (1 - math.exp(-read / looks))
+    lists = new + math.exp(-new * LISTED_CLOSELY_S) / LISTED_CLOSELY_S
+    asked_in_vain = lists * nodes / FULL_LOOK_EVERY if writes else 0.0
+    feed = Requests(lists * pages * (1 + 1 / FULL_LOOK_EVERY), read + looks + asked_in_vain)
+    return feed + Requests(SOURCE_FOLDERS / SURE_S, 1 / SOURCE_TOMBSTONES_S)
+
+
 def mirroring(nodes: int, load: Load) -> Requests:
     """A mirror of one other region of so many nodes: follows it, copies each pack, announces it."""
     copies = nodes * load.packs_per_s
-    return following(nodes, load) + Requests(copies, copies) + announcing(nodes, load)
+    return following_closely(nodes, load) + Requests(copies, copies) + announcing(nodes, load)
+
+
+def idle_source(nodes: int) -> Requests:
+    """A mirror at its source, where nobody writes."""
+    return following_closely(nodes, Load(), False)
+
+
+def idle_mirror(nodes: int) -> Requests:
+    """A mirror at home, which it keeps, where nobody writes: it says how it is, and looks for orders."""
+    orders = Requests(1 / SURE_S, 0.0)
+    told = Requests(1 / HEARTBEAT_S, 0.0)
+    return following(nodes, Load(), False) + tombstones() + orders + told + listing(nodes, Load(), False)
+
+
+IDLE = {
+    "one idle node": idle,
+    "the keeper, where nobody writes": idle_keeper,
+    "a mirror at its source, where nobody writes": idle_source,
+    "a mirror at home, which it keeps, the same": idle_mirror,
+}
 
 
 def _cells(requests: list[Requests]) -> list[str]:
@@ -201,7 +236,7 @@ def rows(load: Load) -> Iterator[tuple[str, list[str]]]:
         "in addition, if all read a second such region through",
         _cells([reading_through(n, load).times(n) for n in NODES]),
     )
-    for what, each in (("one idle node", idle), ("the keeper, where nobody writes", idle_keeper)):
+    for what, each in IDLE.items():
         yield (
             what,
             [

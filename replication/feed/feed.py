@@ -64,7 +64,8 @@ WRITER_IDS_MAX: Final = 3  # tried in one announcement, if others write under th
 HEAD_TRUST_S: Final = 300.0  # since the last look; by then a writer may have gone round once
 ALIVE_S: Final = 3600.0  # who wrote a head so long before the latest one, or later, writes
 LISTED_S: Final = 1800.0  # since heads were listed; then they are, whatever the news say
-assert LISTED_S < ALIVE_S
+LISTED_CLOSELY_S: Final = 120.0  # the same of who has to know how old all is that is known
+assert LISTED_CLOSELY_S < LISTED_S < ALIVE_S
 FEED_PAGE_SEGMENTS: Final = 64  # read ahead of the catalogue at most: of all writers together, and of one
 FEED_REQUESTS_MAX: Final = 32  # under way at a time
 FULL_LOOK_EVERY: Final = 64  # looks; heads alone are not trusted
@@ -250,8 +251,15 @@ class FeedReader:
     end. Memory: FEED_PAGE_SEGMENTS segments.
     """
 
-    def __init__(self, objects: Objects, positions: Mapping[str, int], news: Source | None = None) -> None:
-        """news: says who has something new, if anybody does."""
+    def __init__(
+        self,
+        objects: Objects,
+        positions: Mapping[str, int],
+        news: Source | None = None,
+        closely: bool = False,
+    ) -> None:
+        """news: says who has something new, if anybody does. closely: heads are listed then, too, and every two minutes: news are older
+        than they are read."""
         self.positions = dict(positions)
         self.gaps: dict[str, Gap] = {}
         self.reasons: dict[str, str] = {}  # by writer, why there is a gap, or was
@@ -265,6 +273,7 @@ class FeedReader:
         )
         self._objects = objects
         self._news = news
+        self._closely = closely
         self.has_listed = False  # heads, for the last look
         self._lists = True  # heads, for the next one
         self._listed_s = 0.0  # as `passed_s`
@@ -344,11 +353,10 @@ class FeedReader:
     async def _look(self) -> None:
         """Who has something new."""
         now_s = asyncio.get_running_loop().time()
-        if self._news is not None and not self._lists and passed_s() - self._listed_s < LISTED_S:
-            told = self._news.heads()
-            if told is not None:
-                self._believe(told)
-                return
+        told = None if self._lists else self._told()
+        if told is not None:
+            self._believe(told)
+            return
         listed_s = passed_s()
         heads = dict[str, tuple[str, int]]()
         modified_s: dict[str, float] = {}
@@ -380,6 +388,15 @@ class FeedReader:
                 new = ahead(size_bytes, self.positions.get(writer, 0))
                 exact = trusted and known is not None and 0 < new <= FEED_PAGE_SEGMENTS
                 self._waiting.append(_Window(writer, new if exact else 1, exact))
+
+    def _told(self) -> Mapping[str, int] | None:
+        """Who has written what, as the news say; None: heads are to be listed."""
+        listed_s = LISTED_CLOSELY_S if self._closely else LISTED_S
+        told = self._news.heads() if self._news is not None else None
+        if told is None or passed_s() - self._listed_s >= listed_s:
+            return None
+        is_new = any(number > self.positions.get(writer, 0) for writer, number in told.items())
+        return None if self._closely and is_new else told
 
     def _believe(self, told: Mapping[str, int]) -> None:
         """Ask those for something new that have it, and those of which something is left."""

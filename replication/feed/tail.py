@@ -101,9 +101,10 @@ class Tail:
         listener: Listener | None = None,
         keeper: Keeper | None = None,
         news: Source | None = None,
+        closely: bool = False,
     ) -> None:
         """clock: unix seconds, of what is written. listener: told what is learned. keeper: None: this process keeps nothing there.
-        news: of a region that is followed from outside, for long."""
+        news: of a region that is followed from outside, for long. closely: see `FeedReader`."""
         self.caught_up = asyncio.Event()
         self._objects = objects
         self._catalogue = catalogue
@@ -114,7 +115,8 @@ class Tail:
         self.news: Source | None = keeper or news
         if keeper is not None:
             keeper.news.told = self._hear
-        self._reader = FeedReader(objects, _known(catalogue), self.news)
+        self._closely = closely
+        self._reader = FeedReader(objects, _known(catalogue), self.news, closely)
         self._woken = asyncio.Event()
         self._renewals = catalogue.renewals  # of what the reader goes on from
         self._tried = ""  # the snapshot that was read last
@@ -325,7 +327,7 @@ class Tail:
         self._renewals = self._catalogue.renewals
         self._damaged_before += self._reader.damaged
         self._sure_at_s = None
-        self._reader = FeedReader(self._objects, _known(self._catalogue), self.news)
+        self._reader = FeedReader(self._objects, _known(self._catalogue), self.news, self._closely)
         self._tried = self._whole = self._compared = ""
         self._is_new = True
         self._left_behind.clear()  # what an audit held against the packs is no more

@@ -88,7 +88,7 @@ class Pull:
         self.problems = Problems(ways.bucket.where)
         self._news = NewsReader(ways.bucket, self.problems, there)
         self._folders = Folders(self._news, TOMBSTONES, BEHIND, REMOVED)
-        self.tail = Tail(ways.bucket, catalogue, clock, chance, self)
+        self.tail = Tail(ways.bucket, catalogue, clock, chance, self, news=self._news, closely=True)
         self.copying = Copying(ways, catalogue, self.jobs, self._ended, self.tail.mend, clock, chance)
         self.models = ModelCopying(ways, catalogue, paces, self._ended, self.tail.mend, clock, chance)
         self._orders = OrderedCopies(
@@ -344,6 +344,6 @@ class Pull:
             self.watermark.release(hold)
 
     def _looked_s(self) -> float:
-        """When the feed was last read to its end, unix seconds."""
-        age_s = self.tail.age_s
+        """When the feed was last read to its end, with all heads listed, unix seconds."""
+        age_s = self.tail.complete_age_s
         return self._begun_s if age_s is None else self._clock() - age_s

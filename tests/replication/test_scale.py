@@ -17,6 +17,7 @@ from benchmarks.scale import (
     announcing,
     audit_lists,
     following,
+    following_closely,
     idle,
     idle_keeper,
     listing,
@@ -44,6 +45,7 @@ from replication.region.upkeep import Upkeep
 from tests.objects import MemoryObjects
 from tests.replication.kept import kept
 from tests.replication.memory_rows import MemoryRows
+from tests.replication.mirrored import World, in_memory, pack, simulate
 from tests.replication.virtual_loop import run
 from tiers.bucket.objects import Bytes, ObjectInfo
 from tiers.checksum import digest
@@ -51,6 +53,7 @@ from tiers.namespace_spec import NamespaceSpec
 from tiers.packs.pack_io import put_pack
 from tiers.packs.packs import PackHeader
 
+catalogues_in_memory = in_memory  # a fixture of every test here, too
 BEGUN_S, RUN_S = 700.0, 4000.0
 RECORD = b"a record"
 SPEC = NamespaceSpec(b"scale " * 2 + b"plan", len(RECORD), 16, 16)
@@ -207,6 +210,38 @@ def test_an_idle_node_costs_half_a_dollar_a_month(nodes: int) -> None:
         planned = (idle_keeper if holds else idle)(nodes)
         assert found.month_price == pytest.approx(planned.month_price, rel=0.1)
         assert found.month_price < (2.0 if holds else 0.5)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_mirror_asks_its_source_for_no_more_than_planned(writes: bool) -> None:
+    """Over an hour in which nobody writes there, or somebody makes a pack every twenty seconds, of which it copies each."""
+    load = Load(packs_per_s=0.05 if writes else 0.0)
+    found: Counter[str] = Counter()
+
+    async def main(world: World) -> None:
+        store, chance = CountedObjects(), random.Random(0)
+        await init_region(store, "acme", "na", world.clock)
+        way = copy(store)  # the same bucket, counted apart
+        way.requests = found
+        world.na.objects, world.na.way = store, way  # type: ignore[assignment]  # any objects will do
+        world.na.writer = FeedWriter(store, "a" * 16, world.clock, chance)
+        node = await RegionNode.join(store, "acme", "na", Path("na"), "node", chance, world.clock)
+        world.tasks.append(asyncio.ensure_future(node.run()))
+        await world.mirror()
+        end_s = BEGUN_S + RUN_S
+        world.loop.call_later(BEGUN_S, found.clear)
+        while writes and world.loop.time() < end_s:
+            await asyncio.sleep(chance.expovariate(load.packs_per_s))
+            await world.na.make(pack(world.loop.time()))
+        await asyncio.sleep(end_s - world.loop.time())
+
+    simulate(main)
+    copied = Requests(0.0, load.packs_per_s)
+    planned = following_closely(1, load, writes) + copied
+    asked = Requests(found["list"] / RUN_S, (found["get"] + found["head"]) / RUN_S)
+    assert asked.month_price == pytest.approx(planned.month_price, rel=0.1)
+    assert writes or asked.month_price < 0.5
+    assert not found["put"]
 
 
 def test_an_audit_lists_no_more_than_planned() -> None:
