@@ -95,7 +95,7 @@ class Region:
             for name in ("init", "keeper", "node", "mirror")
         }  # fmt: skip
         for region in ("na", "eu"):
-            server.make_bucket(region)
+            server.make_bucket(f"counted-{region}")
             kvstore("region", "init", region, "--regions", files["init"])
         arenas = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
         self.daemons: dict[str, Daemon] = {}
@@ -129,7 +129,11 @@ def _file(home: Path, name: str, na: str, eu: str) -> Path:
     path = home / f"{name}.toml"
     lines = ['deployment = "counted"', "[[rules]]", 'from = ["na"]', 'to = ["eu"]']
     for region, endpoint in (("na", na), ("eu", eu)):
-        lines += [f"[regions.{region}]", f'url = "s3://{region}"', f'bucket_region = "{BUCKET_REGION}"']
+        lines += [
+            f"[regions.{region}]",
+            f'url = "s3://counted-{region}"',
+            f'bucket_region = "{BUCKET_REGION}"',
+        ]
         lines += [f'endpoint = "{endpoint}"']
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path

@@ -179,8 +179,17 @@ class FaultyObjects(Objects):
         self.injected: Counter[str] = Counter()
         self._chance = chance
         self._later: set[asyncio.Task[None]] = set()
+        self._going = asyncio.Event()
+        self._going.set()
         self._begun = self._latest_ended = 0  # calls
         self._changed: Counter[str] = Counter()  # by name, how often
+
+    def suspend(self) -> None:
+        """As SIGSTOP would whoever asks: what is under way is done, and answered, when it goes on."""
+        self._going.clear()
+
+    def go_on(self) -> None:
+        self._going.set()
 
     async def settle(self) -> None:
         """Wait for what is done late."""
@@ -277,6 +286,7 @@ class FaultyObjects(Objects):
         answer_s = delay_s if delay_s and self._chance.random() < 0.5 else 0.0
         if delay_s > answer_s:
             await asyncio.sleep(delay_s)
+        await self._going.wait()
         if self.faults.refuse is not None:
             raise self.faults.refuse
         if self._happens("hung"):
@@ -289,6 +299,7 @@ class FaultyObjects(Objects):
     async def _end(self, call: _Call) -> None:
         if call.answer_s:
             await asyncio.sleep(call.answer_s)
+        await self._going.wait()
         self.injected["reordered"] += call.number < self._latest_ended
         self._latest_ended = max(self._latest_ended, call.number)
 

@@ -60,9 +60,11 @@ def test_the_demo(tmp_path: Path) -> None:
     assert sizes["everything", "na"] == sizes["everything", "eu"] >= sizes["durable", "eu"] > 0
     mirrors = {(row["deployment"], row["region"]): row for row in found["mirrors"]}
     assert set(mirrors) == {("durable", "eu"), ("durable", "apac"), ("everything", "eu")}
-    for row in mirrors.values():
-        assert row["source"] == "na" and row["copied_bytes"] > 0 and row["failed"] == row["lost"] == 0
-        assert 0 <= row["lag_p50_s"] <= row["lag_p99_s"] <= row["lag_max_s"]
+    for at, row in mirrors.items():
+        assert row["source"] == "na" and row["failed"] == row["lost"] == 0
+        if at != ("durable", "eu"):  # whose mirror was killed, perhaps before it said what it had copied
+            assert row["copied_bytes"] > 0
+            assert 0 <= row["lag_p50_s"] <= row["lag_p99_s"] <= row["lag_max_s"]
     assert {row["region"] for row in found["keepers"]} == {"na", "eu"}
     report.print_report(found)
     assert any("NA is switched off" in line for line in said)

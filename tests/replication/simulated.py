@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from replication.formats.announced_models import AnnouncedModel, merged_models
 from replication.formats.manifests import CHUNKS
 from replication.formats.manifests import MANIFESTS as MODEL_MANIFESTS
 from replication.formats.mirror_state import MIRRORS, MirrorState, read_state
-from replication.formats.region import open_region
+from replication.formats.region import MARKER, open_region
 from replication.formats.rules import Rule, rule_for, sources_for, weights_rule_for
 from replication.formats.segment import FEED, HEADS, Segment, decode, decode_head, segment_number
 from replication.formats.tombstones import TOMBSTONES, Tombstone, read_tombstones
@@ -38,7 +38,7 @@ from tests.replication.memory_rows import MemoryRows
 from tests.replication.models import MadeModel, make_model
 from tiers.bucket.objects import Bytes
 from tiers.checksum import digest
-from tiers.errors import ObjectError
+from tiers.errors import ObjectDamaged, ObjectError, ObjectRefused, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
 from tiers.packs.packs import PACKS, Pack, PackHeader, describe
 
@@ -86,6 +86,15 @@ def made(number: int) -> Made:
 
 
 @cache
+def prompt(number: int) -> list[bytes]:
+    """The blocks from the beginning of its prompt to its end, in order."""
+    one = made(number)
+    before = prompt(one.above.number) if one.above is not None else []
+    parent = one.pack.header.parent
+    return before[: before.index(parent) + 1 if parent else 0] + list(one.pack.header.each_hash())
+
+
+@cache
 def by_name() -> dict[str, Made]:
     return {one.pack.name: one for one in map(made, range(POOL))}
 
@@ -126,7 +135,62 @@ def is_covered(pack_id: bytes, tombstone: Tombstone) -> bool:
     return not tombstone.block_hash or tombstone.block_hash in one.path
 
 
-class Witness(MemoryObjects):
+# Folders of a bucket, and beside them: something else lies there, which is nobody's business.
+FOREIGN = tuple(
+    f"{folder}{name}"
+    for folder in (
+        "", "audits/", "behind/", "doubts/", "erased/", "feed/", f"feed/{'0' * 16}/", "heads/", "keeper/", "manifests/", "mirrors/",
+        "models/chunks/", "models/manifests/", "models/manifests/a/", "models/publishing/", "models/removed/", "nodes/", "orders/",
+        "packs/", f"packs/{'0' * 32}/", "snapshots/", "stuck/", "tombstones/", "warming/",
+    )
+    for name in ("a-note.txt", "0", "f" * 16, f"{'f' * 32}", "deep/er/note")
+)  # fmt: skip
+
+
+class SickObjects(MemoryObjects):
+    """sick: by name, what an object answers when it is read, put or deleted, and to which of these."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.sick: dict[str, tuple[ObjectError, frozenset[str]]] = {}
+
+    def _ask(self, name: str, what: str) -> None:
+        error, refused = self.sick.get(name, (None, frozenset[str]()))
+        if error is not None and what in refused:
+            raise error
+
+    def _found(self, name: str) -> bytes:
+        content = super()._found(name)
+        self._ask(name, "read")
+        return content
+
+    async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
+        self._ask(name, "put")
+        return await super().put(name, content, only_new)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._ask(name, "delete")
+        await super().delete(names)
+
+    def fall_sick(self, name: str, chance: random.Random) -> None:
+        """It cannot be deleted, for ever; and perhaps not be read or replaced, until somebody lets it."""
+        kinds = (ObjectRefused, ObjectRefused, ObjectUnavailable, ObjectDamaged)
+        refused = {"delete"} if chance.random() < 0.5 or name == MARKER else {"delete", "read", "put"}
+        if name.startswith(TOMBSTONES):
+            refused -= {"read"}  # what cannot be read erases nothing
+        self.sick[name] = (chance.choice(kinds)(f"{self.where}: {name}: sick"), frozenset(refused))
+
+    def recover(self) -> None:
+        self.sick = {name: (error, frozenset({"delete"})) for name, (error, _) in self.sick.items()}
+
+    async def put_foreign(self) -> None:
+        for name in FOREIGN:
+            if name not in self.stored:
+                await MemoryObjects.put(self, name, b"somebody else's")
+
+
+class Witness(SickObjects):
     """A bucket as it is. Whatever is put or deleted is checked against what may be.
 
     segments: all there ever were. put_here: packs that nodes of this region have put. lives: what was
@@ -140,6 +204,8 @@ class Witness(MemoryObjects):
         self.region, self.clock = region, clock
         self.others: dict[str, Witness] = {}  # all of them, by region
         self.segments: dict[tuple[str, int], Segment] = {}
+        self.lost: set[tuple[str, int]] = set()  # segments that a restored bucket does not have any more
+        self.before: dict[bytes, Announced] = {}  # what was announced before it was restored
         self.told: dict[str, list[tuple[float, int]]] = {}  # by writer, when a head told of which number
         self.put_here: set[bytes] = set()
         self.lives: dict[bytes, Announced] = {}
@@ -169,6 +235,7 @@ class Witness(MemoryObjects):
             raise
 
     async def _put(self, name: str, content: Bytes, only_new: bool) -> bool:
+        self._ask(name, "put")
         if name.startswith(PACKS):
             one = by_name()[name]
             assert content == one.content, f"{self.region}: {name}: other bytes than it should have"
@@ -196,13 +263,16 @@ class Witness(MemoryObjects):
 
     async def delete(self, names: Sequence[str]) -> None:
         for name in names:
+            assert name not in FOREIGN, f"{self.region}: {name} is not ours"
+            self._ask(name, "delete")
+        for name in names:
             if name.startswith(PACKS) and name in self.stored:
                 self._witness_delete(by_name()[name].pack.id)
         await super().delete(names)
 
     async def lose(self, name: str) -> None:
         """It is gone, and nobody did it."""
-        await super().delete([name])
+        await MemoryObjects.delete(self, [name])
 
     def _witness_delete(self, pack_id: bytes) -> None:
         now_s = self.clock()
@@ -237,7 +307,7 @@ class Witness(MemoryObjects):
             if not entry.origin:
                 assert pack_id in self.put_here, f"{self.region}: a copy without an origin"
                 continue
-            own = self.others[entry.origin].lives.get(pack_id)
+            own = self.others[entry.origin].said(pack_id)
             assert own is not None and not own.origin, f"of another origin: {entry.origin}"
             assert self.is_wanted(entry, entry.origin), f"{self.region}: against the rules"
 
@@ -294,17 +364,20 @@ class Witness(MemoryObjects):
         source = self.others[state.source]
         for writer, position in state.watermark.items():
             for number in range(self._passed[state.source, writer] + 1, position + 1):
-                self._check_segment(source.segments[writer, number], source, "watermark")
+                self._check_segment((writer, number), source, "watermark")
             self._passed[state.source, writer] = max(self._passed[state.source, writer], position)
         if self.trusts_ages and state.oldest_age_s is not None:
             complete_s = state.at_s - state.oldest_age_s - 1e-6
             for writer, told in source.told.items():
                 last = max((number for at_s, number in told if at_s < complete_s), default=0)
                 for number in range(self._complete[state.source, writer] + 1, last + 1):
-                    self._check_segment(source.segments[writer, number], source, f"complete to {complete_s}")
+                    self._check_segment((writer, number), source, f"complete to {complete_s}")
                     self._complete[state.source, writer] = number
 
-    def _check_segment(self, segment: Segment, source: Witness, what: str) -> None:
+    def _check_segment(self, at: tuple[str, int], source: Witness, what: str) -> None:
+        if at in source.lost:
+            return  # nobody owes what the source has not any more
+        segment = source.segments[at]
         for entry in segment.entries:
             is_over = (
                 0 < entry.kept_until_s <= self.clock() + SKEW_S
@@ -320,14 +393,36 @@ class Witness(MemoryObjects):
                     f"{source.region} to {self.region}: {what}: a model is missing"
                 )
 
+    def said(self, pack_id: bytes) -> Announced | None:
+        """Of a pack that was announced here at some time."""
+        return self.lives.get(pack_id) or self.before.get(pack_id)
+
     def is_no_more(self, pack_id: bytes) -> bool:
         """Whether a pack that was announced here need not be here."""
         return pack_id in self.gone or self.is_erased(pack_id) or self.is_over(pack_id, self.clock() + SKEW_S)
 
     def highest(self) -> dict[str, int]:
         """Of each writer that is not retired, the number of its last segment."""
-        there = {name[len(FEED) :].partition("/")[0] for name in self.stored if name.startswith(FEED)}
+        ours = self.stored.keys() - set(FOREIGN)
+        there = {name[len(FEED) :].partition("/")[0] for name in ours if name.startswith(FEED)}
         return {writer: number for writer, number in sorted(self.segments) if writer in there}
+
+    def backup(self) -> tuple[dict[str, bytes], dict[tuple[str, int], Segment], dict[bytes, Announced]]:
+        return dict(self.stored), dict(self.segments), dict(self.lives)
+
+    def restore(
+        self, backup: tuple[dict[str, bytes], dict[tuple[str, int], Segment], dict[bytes, Announced]]
+    ) -> None:
+        """All but packs is as it was then."""
+        stored, segments, lives = backup
+        self.before = {**self.before, **self.lives}
+        self.lives = lives
+        packs = {name: content for name, content in self.stored.items() if name.startswith(PACKS)}
+        self.lost |= self.segments.keys() - segments.keys()
+        self.stored, self.segments = {**stored, **packs}, segments
+        self._names = sorted(self.stored)
+        self._modified_s = {name: self._modified_s.get(name, self.clock()) for name in self.stored}
+        self.stones = {one: stone for one, stone in self.stones.items() if TOMBSTONES + one in self.stored}
 
     def own(self) -> Iterable[Announced]:
         """What was made here, and is needed still."""
@@ -357,11 +452,11 @@ class Witness(MemoryObjects):
                 return "it is not kept as long as in its source"
         for pack_id in packs - expected.keys():
             is_announced = self.said_s.get(pack_id, -1.0) >= self.put_s[pack_id]
-            if self.is_erased(pack_id) and is_announced:
+            if self.is_erased(pack_id) and is_announced and by_id()[pack_id].pack.name not in self.sick:
                 return "it is erased, and here"
             if pack_id not in self.put_here and not self.may_come(pack_id):
                 return "more is there than the rules say"
-        models = {name for name in self.stored if name.startswith(MODEL_MANIFESTS)}
+        models = {name for name in self.stored if name.startswith(MODEL_MANIFESTS)} - set(FOREIGN)
         if self.models.keys() != self.expected_models() or models - self.models.keys() - self.begun_here:
             return "not the models that should be here"
         for source in sources_for(self._rules, self.region, self.others):
@@ -374,7 +469,7 @@ class Witness(MemoryObjects):
         return any(
             pack_id in self.others[source].put_here and self.is_wanted(entry, source)
             for source in sources_for(self._rules, self.region, self.others)
-            if (entry := self.others[source].lives.get(pack_id)) is not None
+            if (entry := self.others[source].said(pack_id)) is not None
         )
 
 
@@ -441,7 +536,9 @@ class Process:
         self.ways: list[FaultyObjects] = []
         self.node: RegionNode | None = None
         self.path = Path(name)
+        self.busy_until_s = around.busy_until_s
         self.task: asyncio.Task[None] | None = None
+        self._known_s: dict[str, float] = {}  # by tombstone, when it was seen to be known here
         self._paths = [self.path, *(self.path / other for other in paths)]
         self._wrong_s = [self.chance.choice(around.skews_s) for _ in range(3)]
 
@@ -480,6 +577,7 @@ class Process:
             task.cancel()
         await asyncio.wait([self.task])
         self.node = None
+        self._known_s.clear()
         if not self.task.cancelled():
             self.task.result()  # it had failed before
 
@@ -490,22 +588,54 @@ class Process:
             raise self.bucket.wrong
         if self.task.done() and not self.task.cancelled():
             self.task.result()
+        if self.node is not None:
+            self._look_for_erased(self.node)
+
+    def _look_for_erased(self, node: RegionNode) -> None:
+        """What is erased is not served a minute after it is known."""
+        now_s = self.around.clock()
+        known = {stone.id: stone for stone in node.erasure.tombstones}
+        self._known_s = {one: self._known_s.get(one, now_s) for one in known}
+        for number in self.chance.sample(range(POOL), 10):
+            spec, hashes = made(number).pack.header.spec, prompt(number)
+            for one, stone in known.items():
+                if now_s - self._known_s[one] < 60.0 or not stone.names(spec):
+                    continue
+                most = hashes.index(stone.block_hash) if stone.block_hash in hashes else len(hashes)
+                most = most if stone.block_hash else 0
+                held = node.held(spec, b"".join(hashes), 0)
+                assert held <= most, f"{self.name}: {held} blocks of {number} served, {most} are not erased"
+
+    def suspend(self) -> None:
+        for way in self.ways:
+            way.suspend()
+
+    def go_on(self) -> None:
+        for way in self.ways:
+            way.go_on()
 
     def problem(self, expected: dict[bytes, Announced]) -> str:
         """What this process does not know yet as it should, of what is here; "" if it does."""
         if self.node is None:
             return "it has not joined"
         catalogue = self.node.catalogue
-        if not self.bucket.highest().items() <= {**catalogue.retired, **catalogue.positions}.items():
+        known = {**catalogue.retired, **catalogue.positions}
+        if not _has_read(known, self.bucket.highest()):
             return "it has not read all of the feed"
         ids = {entry.pack.id for chunk in catalogue.chunks() for entry in chunk}
-        if any(map(self.bucket.is_erased, ids)):
+        sick = {pack_id for pack_id in ids if by_id()[pack_id].pack.name in self.bucket.sick}
+        if any(map(self.bucket.is_erased, ids - sick)):
             return "it knows what is erased"
         if expected.keys() - ids:
             return "it does not know all that is there"
         if catalogue.models.keys() != self.bucket.expected_models():
             return "it does not know the models"
         return ""
+
+
+def _has_read(positions: Mapping[str, int], numbers: Mapping[str, int]) -> bool:
+    """Numbers fall where a bucket was restored."""
+    return all(positions.get(writer, 0) >= number for writer, number in numbers.items())
 
 
 class Node(Process):
@@ -525,7 +655,7 @@ class Node(Process):
     async def work(self, node: RegionNode) -> None:
         around, chance = self.around, self.chance
         await asyncio.sleep(chance.expovariate(1 / 20))
-        while around.now_s() < around.busy_until_s:
+        while around.now_s() < self.busy_until_s:
             for _ in range(chance.choice((1, 1, 2, 4))):
                 await self.ask(node, made(chance.randrange(POOL)))
             if around.has_models and chance.random() < 0.2:
@@ -615,6 +745,6 @@ class MirrorProcess(Process):
         states = [mirror.state() for mirror in self.mirrors]
         heads = {name: self.around.buckets[name].highest() for name in self.sources}
         for state in states:
-            if not heads[state.source].items() <= state.watermark.items() or state.pending:
+            if not _has_read(state.watermark, heads[state.source]) or state.pending:
                 return f"not all is copied: {state}"
         return super().problem(expected) if len(states) == len(self.sources) else "it has not begun"

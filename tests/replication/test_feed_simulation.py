@@ -2,11 +2,13 @@
 
     chance ─▶ writers (put pack, announce), killed and restarted, some with a copied data directory
            ─▶ readers (Tail), killed and restarted with the rows they had written
+           ─▶ a bucket that is restored: all are killed, it is as it was a while ago, all begin again │ daemons suspended at any step
+           ─▶ things that are not ours in every folder │ one object that is refused, damaged, or never answered for
            ─▶ faults of the store: fail, hang, lose answers, do it late or twice, rot, cut off, flip, delay
 
 Everything is drawn from one seed, time is virtual. While it runs: a pack is there before it is announced, no number has
 a gap before it or two contents, and whoever has a position knows all that lies before it. After the faults: every
-reader knows exactly what was announced, and so does one that begins with nothing.
+reader knows exactly what was announced, and so does one that begins with nothing. What a restored bucket lost, who knew it may know still.
 
 SEEDS=10000 runs more of them.
 """
@@ -34,13 +36,15 @@ from replication.formats.announced_models import AnnouncedModel
 from replication.formats.region import init_region
 from replication.formats.segment import FEED, Segment, decode, segment_number
 from replication.keeper.keeper import Keeper
-from tests.objects import Faults, FaultyObjects, MemoryObjects
+from tests.objects import Faults, FaultyObjects
 from tests.replication.durable import pack_of, spec_of
 from tests.replication.memory_rows import MemoryRows, small_catalogues
 from tests.replication.models import MadeModel, make_model
+from tests.replication.simulated import FOREIGN, SickObjects
 from tests.replication.virtual_loop import run
 from tiers.bucket.objects import Bytes
 from tiers.errors import ObjectError
+from tiers.packs.packs import PACKS
 
 SEEDS = int(os.environ.get("SEEDS", "600"))
 CHUNKS = 5  # tests that share the seeds
@@ -79,12 +83,14 @@ def made(name: int) -> Announced:
     return pack_of([name, f"{name} b"], spec_of(name % 3))
 
 
-class Witness(MemoryObjects):
-    """The store as it is. It remembers every sound segment that was ever in it, and checks each when it comes."""
+class Witness(SickObjects):
+    """The store as it is. It remembers every sound segment that was ever in it, and checks each when it comes. lost: those that a
+    restored bucket does not have any more."""
 
     def __init__(self, clock: asyncio.AbstractEventLoop) -> None:
         super().__init__("region", clock.time, page_names=7)
         self.segments: dict[tuple[str, int], Segment] = {}
+        self.lost: dict[tuple[str, int], Segment] = {}
         self._contents: dict[str, bytes] = {}
 
     async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
@@ -108,9 +114,23 @@ class Witness(MemoryObjects):
             assert model.name in self.stored, f"{name}: announces a model that is not there"
         self.segments[writer, number] = segment
 
+    def backup(self) -> tuple[dict[str, bytes], dict[tuple[str, int], Segment]]:
+        return dict(self.stored), dict(self.segments)
+
+    def restore(self, backup: tuple[dict[str, bytes], dict[tuple[str, int], Segment]]) -> None:
+        """As it was then. What nobody has any more is not durable; packs stay, as their names say what is in them."""
+        stored, segments = backup
+        packs = {name: content for name, content in self.stored.items() if name.startswith(PACKS)}
+        now_s = asyncio.get_running_loop().time()
+        self.lost.update(self.segments)
+        self.stored, self.segments = {**stored, **packs}, dict(segments)
+        self._names = sorted(self.stored)
+        self._modified_s = dict.fromkeys(self.stored, now_s)
+
     def highest(self) -> dict[str, int]:
         """Of each writer that is not retired, the number of its last segment."""
-        there = {name[len(FEED) :].partition("/")[0] for name in self.stored if name.startswith(FEED)}
+        ours = self.stored.keys() - set(FOREIGN)
+        there = {name[len(FEED) :].partition("/")[0] for name in ours if name.startswith(FEED)}
         return {writer: number for writer, number in sorted(self.segments) if writer in there}
 
     def announced(self) -> set[bytes]:
@@ -153,7 +173,8 @@ class WatchedCatalogue(Catalogue):
         """All that was announced up to these positions is known."""
         for writer, position in positions.items():
             for number in range((before or {}).get(writer, 0) + 1, position + 1):
-                segment = self._witness.segments.get((writer, number))
+                at = writer, number
+                segment = self._witness.segments.get(at) or self._witness.lost.get(at)
                 assert segment is not None, f"{writer}: position {position} is behind what there is"
                 missing = [one for one in ids_of(segment) if one not in self.ids]
                 assert not missing, f"{writer}: position {position} has passed segment {number}"
@@ -202,7 +223,7 @@ class Writing(Daemon):
         self.waiting, self.models = [], []
         while True:
             await asyncio.sleep(self.chance.expovariate(1 / 12))
-            if loop.time() < CHAOS_S:
+            if loop.time() < self.world.busy_until_s:
                 self.waiting += [pack for pack in self.fresh() if await self.tried(self.put(pack))]
                 self.models += [
                     one.announced for one in self.fresh_models() if await self.tried(self.publish(one))
@@ -266,6 +287,7 @@ class World:
         self.chance = chance = random.Random(seed)
         self.store = Witness(asyncio.get_running_loop())
         self.durable: set[bytes] = set()
+        self.busy_until_s = CHAOS_S
         self.faults = self.draw_faults()
         self.writers = [Writing(self, n, f"{n:016x}") for n in range(chance.randint(1, 4))]
         if chance.random() < 0.3 and not self.faults.rotten:
@@ -273,6 +295,11 @@ class World:
         self.has_clone = len({writer.first_id for writer in self.writers}) < len(self.writers)
         self.readers = [Reading(self, n) for n in range(3)]
         self.kill_every_s = chance.choice((20.0, 60.0, 1e9))
+        self.has_foreign = chance.random() < 0.3
+        self.has_sick = chance.random() < 0.3
+        self.has_suspended = chance.random() < 0.3
+        self.is_restored = chance.random() < 0.3
+        self.seen: Counter[str] = Counter()
 
     def draw_faults(self) -> Faults:
         chance = self.chance
@@ -293,12 +320,14 @@ class World:
         loop = asyncio.get_running_loop()
         self.region = await init_region(self.store, "acme", "na", loop.time)
         daemons: list[Daemon] = [*self.writers, *self.readers]
-        for daemon in daemons:
-            daemon.start()
+        await self.begin(daemons)
         sleeper = self.readers[-1]  # falls behind what is kept
         loop.call_later(self.chance.uniform(0, CHAOS_S), lambda: asyncio.ensure_future(sleeper.kill()))
         daemons.remove(sleeper)
+        backup_s, backup = self.chance.uniform(0, CHAOS_S), self.store.backup()
         while loop.time() < CHAOS_S:
+            if loop.time() < backup_s:
+                backup = self.store.backup()
             await asyncio.sleep(
                 self.chance.expovariate(1 / self.kill_every_s) if self.kill_every_s < 1e9 else 50
             )
@@ -311,7 +340,11 @@ class World:
         await sleeper.kill()
         sleeper.start()
         daemons.append(sleeper)
+        if self.is_restored:
+            await self.restore(daemons, backup)
+        self.store.recover()
         for daemon in daemons:
+            daemon.objects.go_on()
             daemon.objects.faults = Faults()
         for daemon in daemons:
             await daemon.objects.settle()
@@ -326,6 +359,46 @@ class World:
             await asyncio.sleep(20.0)
             self.look(daemons)
         await self.compare(daemons)
+
+    async def begin(self, daemons: Sequence[Daemon]) -> None:
+        loop = asyncio.get_running_loop()
+        if self.has_foreign:
+            await self.store.put_foreign()
+        for daemon in daemons:
+            daemon.start()
+        if self.has_sick:
+            loop.call_later(self.chance.uniform(5, CHAOS_S), self.sicken)
+        if self.has_suspended:
+            for daemon in daemons:
+                begin_s = self.chance.uniform(0, CHAOS_S)
+                loop.call_later(begin_s, daemon.objects.suspend)
+                loop.call_later(begin_s + self.chance.uniform(5, 80), daemon.objects.go_on)
+            self.seen["suspended"] += 1
+
+    async def restore(
+        self, daemons: Sequence[Daemon], backup: tuple[dict[str, bytes], dict[tuple[str, int], Segment]]
+    ) -> None:
+        """Somebody stops all, puts back what there was, and begins again; some work goes on."""
+        for daemon in daemons:
+            daemon.objects.go_on()
+            await daemon.kill()
+        for daemon in daemons:
+            await daemon.objects.settle()
+        self.store.restore(backup)
+        self.durable &= self.store.announced()
+        for daemon in daemons:
+            daemon.start()
+        self.busy_until_s = asyncio.get_running_loop().time() + 60.0
+        await asyncio.sleep(60.0)
+        self.seen["restored"] += 1
+
+    def sicken(self) -> None:
+        names = sorted(self.store.stored.keys() - set(FOREIGN))
+        kind = self.chance.choice(sorted({name.partition("/")[0] for name in names}))
+        self.store.fall_sick(
+            self.chance.choice([name for name in names if name.startswith(kind)]), self.chance
+        )
+        self.seen["sick"] += 1
 
     def look(self, daemons: Sequence[Daemon]) -> None:
         """A daemon that has failed of itself has a bug."""
@@ -353,10 +426,11 @@ class World:
         for reader in self.readers:
             assert reader.catalogue is not None
             await reader.kill()
-            assert reader.catalogue.ids == announced
+            ever = announced | {one for segment in self.store.lost.values() for one in ids_of(segment)}
+            assert announced <= reader.catalogue.ids <= ever
             again = WatchedCatalogue(MemoryRows(reader.rows), self.store)
             await again.load()
-            assert again.ids == announced and highest.items() <= again.known.items()
+            assert announced <= again.ids <= ever and highest.items() <= again.known.items()
             for segment in self.store.segments.values():
                 for entry in segment.entries:
                     header = entry.pack.header
@@ -377,17 +451,18 @@ def test_whatever_the_store_does_everybody_knows_what_was_announced(chunk: int) 
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
+        seen.update(world.seen)
         for daemon in (*world.writers, *world.readers):
             seen.update(daemon.objects.injected)
         seen["segments"] += len(world.store.segments)
         seen["models"] += sum(len(segment.models) for segment in world.store.segments.values())
         seen["retired"] += len(world.store.segments) - sum(
-            name.startswith(FEED) for name in world.store.stored
+            name.startswith(FEED) for name in world.store.stored.keys() - set(FOREIGN)
         )
         seen["snapshots"] += max(
             (
                 int(name[len(MANIFESTS) :][:16], 16)
-                for name in world.store.stored
+                for name in world.store.stored.keys() - set(FOREIGN)
                 if name.startswith(MANIFESTS)
             ),
             default=0,
@@ -398,5 +473,6 @@ def test_whatever_the_store_does_everybody_knows_what_was_announced(chunk: int) 
     kinds = (
         "failed", "hung", "lost", "late", "twice", "rotten", "truncated", "flipped", "reordered", "overtaken",
     )  # fmt: skip
-    missing = [kind for kind in (*kinds, "retired", "snapshots", "models") if not seen[kind]]
+    odd = ("restored", "suspended", "sick")
+    missing = [kind for kind in (*kinds, "retired", "snapshots", "models", *odd) if not seen[kind]]
     assert not missing or SEEDS < 100 * CHUNKS, f"never happened: {missing}"

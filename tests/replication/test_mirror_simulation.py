@@ -3,11 +3,15 @@
     chance ─▶ regions, rules │ daemons, who persist, renew, keep up and erase │ packs that rot or are gone where they were made
            ─▶ tombstones of tenants, namespaces, prefixes, in some of the buckets
            ─▶ daemons and mirrors, killed and begun again, at once or later, with the rows they had written, or with none
+           ─▶ a source whose bucket is restored to what it was, so that numbers fall
+           ─▶ a daemon that is away for longer than segments are kept │ processes suspended at any step │ two who believe to keep
+           ─▶ things that are not ours in every folder │ one object of each bucket that is refused, damaged, or never answered for
            ─▶ faults of each way to a bucket: fail, hang, lose answers, answer twice, cut off, flip, delay; a minute of nothing
 
 Everything is drawn from one seed, time is virtual. At every moment: what a watermark has passed is at home, byte by byte,
 or not for it; so is what is older than the age that a state tells; nothing is announced that is not there, or not by the rules,
-or under a wrong origin; nothing is removed whose life is not over, and that no tombstone names; no source is written to. After
+or under a wrong origin; nothing is removed whose life is not over, and that no tombstone names, or that is not ours; nothing that is
+erased is served a minute after it is known; no source is written to. After
 the faults every region has what the rules say and no tombstone names, no more, every catalogue knows it, and nothing is
 copied any more.
 
@@ -21,6 +25,7 @@ import logging
 import os
 import random
 from collections import Counter
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,9 +37,11 @@ from replication.formats.region import init_region
 from replication.formats.rules import Rule, sources_for
 from replication.formats.segment import FEED
 from replication.formats.tombstones import Tombstone, bury
+from replication.keeper.keeper import Keeper
 from tests.objects import Faults, FaultyObjects, flip
 from tests.replication.memory_rows import small_catalogues
 from tests.replication.simulated import (
+    FOREIGN,
     KINDS,
     POOL,
     SKEW_S,
@@ -61,6 +68,11 @@ CHAOS_S = 100.0  # of faults and kills
 CALM_S = 1200.0  # within which everything must be as it should
 QUIET_S = 120.0  # in which nothing may be copied any more: more than a sweep's interval
 WATCHED_UNTIL_S = 2 * 10**9
+AWAY_S = (300.0, 700.0)  # longer than segments are kept, most of the time
+SICK_FROM_S = 20.0
+
+holds = Keeper.holds.fget
+believers: set[Keeper] = set()  # of one world: they take themselves for the keeper whatever they see
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +112,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtu
     }.items():
         monkeypatch.setattr(f"replication.{name}", value)
     monkeypatch.setattr(Catalogue, "open", opened)
+    monkeypatch.setattr(Keeper, "holds", property(lambda self: self in believers or holds(self)))
     monkeypatch.setattr("replication.models.collecting.boot_s", lambda: asyncio.get_running_loop().time())
 
 
@@ -108,6 +121,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         disks.clear()
+        believers.clear()
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         self.loop = loop
@@ -146,13 +160,31 @@ class World:
         self.has_damage = chance.random() < 0.3
         self.has_erasure = chance.random() < 0.6
         self.around.has_models = chance.random() < 0.5
+        self.has_foreign = chance.random() < 0.4
+        self.has_sick = chance.random() < 0.3
+        self.has_suspended = chance.random() < 0.3
+        self.has_believers = chance.random() < 0.2
         homes = [name for name in names if sources_for(rules, name, names)]
         self.mirrors = [MirrorProcess(self.around, name) for name in homes]
         self.nodes = [
             Node(self.around, name, f"{name} {n}") for name in names for n in range(chance.choice((1, 1, 2)))
         ]
+        is_source_only = not sources_for(rules, "na", names)
+        self.is_restored = is_source_only and not self.around.has_models and chance.random() < 0.6
+        self.sleeper = chance.choice(self.nodes) if chance.random() < 0.3 else None
+        is_odd = (
+            self.is_restored
+            or self.has_sick
+            or self.has_suspended
+            or self.has_believers
+            or self.sleeper is not None
+        )
         self.is_calm = (
-            not self.has_kills and not self.has_damage and not has_lives and home == source == Faults()
+            not is_odd
+            and not self.has_kills
+            and not self.has_damage
+            and not has_lives
+            and home == source == Faults()
         )
         self.has_partitions = not self.is_calm and chance.random() < 0.7
         for bucket in buckets.values():
@@ -198,11 +230,22 @@ class World:
     async def live(self) -> None:
         for name, bucket in self.buckets.items():
             await init_region(bucket, "acme", name, lambda: 0.0)
+        if self.has_foreign:
+            await asyncio.gather(*(bucket.put_foreign() for bucket in self.buckets.values()))
         for process in self.processes:
             process.start()
+        if self.sleeper is not None:
+            self.loop.call_later(
+                self.chance.uniform(0, CHAOS_S), asyncio.ensure_future, self.be_away(self.sleeper)
+            )
+        backup, backup_s = self.buckets["na"].backup(), self.chance.uniform(0, CHAOS_S)
         while self.loop.time() < CHAOS_S:
             await asyncio.sleep(self.chance.expovariate(1 / 25))
             await self.disturb()
+            if self.loop.time() < backup_s:
+                backup = self.buckets["na"].backup()
+        if self.is_restored:
+            await self.restore(self.buckets["na"], backup)
         await self.end_faults()
         await self.converge()
         for process in self.processes:
@@ -217,8 +260,19 @@ class World:
             await self.erase()
         if self.has_damage and chance.random() < 0.5:
             await self.damage(chance.choice(list(self.buckets.values())))
-        if self.has_kills:
+        if self.has_sick and self.loop.time() > SICK_FROM_S:
+            self.sicken()
+        if self.has_suspended and chance.random() < 0.6:
             process = chance.choice(self.processes)
+            process.suspend()
+            self.loop.call_later(chance.uniform(5, 80), process.go_on)
+            self.around.seen["suspended"] += 1
+        if self.has_believers and (process := chance.choice(self.processes)).node is not None:
+            believers.add(process.node.keeper)
+            self.loop.call_later(60.0, believers.discard, process.node.keeper)
+            self.around.seen["believed"] += 1
+        if self.has_kills:
+            process = chance.choice([one for one in self.processes if one is not self.sleeper])
             await process.kill()
             await asyncio.sleep(chance.choice((0.0, 1.0, 20.0, 60.0)))
             process.start()
@@ -228,6 +282,40 @@ class World:
             kinds = (ObjectUnavailable,) if way is process.ways[0] else (ObjectUnavailable, ObjectMissing)
             faults, way.faults = way.faults, Faults(refuse=chance.choice(kinds)("partition"))
             self.loop.call_later(60.0, self.give_back, way, faults)
+
+    async def restore(self, bucket: Witness, backup: Any) -> None:
+        """Its daemons are killed, all but packs is as it was a while ago, and they begin again, and go on asking."""
+        nodes = [node for node in self.nodes if node.bucket is bucket and node.task and not node.task.done()]
+        for node in nodes:
+            node.go_on()
+            await node.kill()
+        for node in nodes:
+            await node.way.settle()
+        bucket.restore(backup)
+        for node in nodes:
+            node.busy_until_s = self.around.now_s() + 60.0
+            node.start()
+        self.around.seen["restored"] += 1
+
+    async def be_away(self, sleeper: Node) -> None:
+        """And ask for more when it is back."""
+        await sleeper.kill()
+        away_s = self.chance.uniform(*AWAY_S)
+        sleeper.busy_until_s = self.around.now_s() + away_s + 60.0
+        await asyncio.sleep(away_s)
+        sleeper.start()
+        self.around.seen["away"] += 1
+
+    def sicken(self) -> None:
+        """One object of a bucket, once."""
+        bucket = self.chance.choice(list(self.buckets.values()))
+        names = sorted(bucket.stored.keys() - set(FOREIGN))
+        if not bucket.sick and names:
+            kind = self.chance.choice(sorted({name.partition("/")[0] for name in names}))
+            bucket.fall_sick(
+                self.chance.choice([name for name in names if name.startswith(kind)]), self.chance
+            )
+            self.around.seen["sick"] += 1
 
     def give_back(self, way: FaultyObjects, faults: Faults) -> None:
         if not self.is_over:
@@ -283,10 +371,13 @@ class World:
         self.is_over = True
         for process in self.processes:
             process.look()
+            process.go_on()
             for way in process.ways:
                 way.faults = Faults()
                 await way.settle()
+        believers.clear()
         for bucket in self.buckets.values():
+            bucket.recover()
             for name, content in bucket.rotten.items():
                 if name in bucket.stored:
                     bucket.stored[name] = content
@@ -311,6 +402,8 @@ class World:
 
     def problem(self) -> str:
         """What is not yet as it should be."""
+        if any(self.around.now_s() < process.busy_until_s for process in self.processes):
+            return "somebody is at work"
         expected = {name: bucket.expected() for name, bucket in self.buckets.items()}
         for process in self.processes:
             if problem := process.problem(expected[process.region]):
@@ -340,7 +433,9 @@ class World:
             )
             seen["packs"] += sum(name.startswith(PACKS) for name in bucket.stored)
             seen["snapshots"] += any(name.startswith(MANIFESTS) for name in bucket.stored)
-            seen["retired"] += len(bucket.segments) - sum(name.startswith(FEED) for name in bucket.stored)
+            seen["retired"] += len(bucket.segments) - sum(
+                name.startswith(FEED) for name in bucket.stored.keys() - set(FOREIGN)
+            )
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -374,6 +469,11 @@ def test_whatever_happens_mirrors_bring_what_the_rules_say_and_tell_the_truth(ch
         "spared",
         "snapshots",
         "retired",
+        "away",
+        "restored",
+        "suspended",
+        "believed",
+        "sick",
     )
     missing = [kind for kind in (*faults, *work) if not seen[kind]]
     assert not missing or SEEDS < 100 * CHUNKS, f"never happened: {missing}"
