@@ -118,8 +118,13 @@ async def ring(objects: Objects) -> None:
 async def measure(objects: Objects, clock: StoreClock) -> None:
     """Learn the store's clock, by ringing. Raises ObjectError."""
     begun_s = passed_s()
+    clock.learn(await store_now_s(objects), begun_s)
+
+
+async def store_now_s(objects: Objects) -> float:
+    """Unix seconds by the store's clock, by ringing. Raises ObjectError."""
     await objects.put(BELL, secrets.token_bytes(16))
-    clock.learn((await objects.head(BELL)).modified_s, begun_s)
+    return (await objects.head(BELL)).modified_s
 
 
 async def put_stuck(objects: Objects, holder: Holder) -> None:

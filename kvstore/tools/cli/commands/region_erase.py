@@ -113,9 +113,13 @@ def run_verb(args: argparse.Namespace) -> int:
         raise CliError(f"{args.called}: nothing was erased")
 
     async def bury_in(objects: Objects) -> str:
+        from msgspec.structs import replace
+
+        from replication.formats.keeping import store_now_s
         from replication.formats.tombstones import bury
 
-        buried = await bury(objects, tombstone)
+        until_s = await store_now_s(objects) + args.days * DAY_S  # whatever the clock of this machine says
+        buried = await bury(objects, replace(tombstone, watched_until_s=int(until_s)))
         if wait_s is None:
             return "buried"
         from kvstore.tools.cli.commands.region_erased import until_gone
