@@ -3,6 +3,7 @@
 # make lint   format, lint, types                              make bench  figures of this machine
 # make demo-regions   three regions and a new cluster: [TRACE=trace.jsonl] [SPEED=10]
 # make demo-coldstart a model published, preloaded, killed, resumed, mirrored, and served from everywhere: [SIZE=2GiB]
+# make drill  twenty faults under traffic: does everything that people look at name them: [FAULTS="'disk hung' 'port taken'"]
 # make docs   the documentation as a site, in site/            make proto, make grpc-docs   kvstore/v1 and docs/grpc.md from proto/
 # make dist   wheel and source distribution, in dist/          make first-hour   what a new user does in the first hour, from that wheel
 # make trial  answers in time among bursts                     make clean  what was made here, away
@@ -25,7 +26,7 @@ INPUTS ?= 100000
 WITHOUT_ENGINES := $(addprefix tests/vllm/,$(addprefix test_,world.py models.py epochs.py live_weights.py queue.py patience.py namespace.py identity.py settings.py) \
 	$(addprefix siblings/test_,siblings.py layout.py) theirs/test_theirs.py)
 
-.PHONY: proto grpc-docs docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions demo-coldstart test fetched test-fast test-waiting test-engines test-connector test-033 test-nixl trial lint format bench soak clean
+.PHONY: proto grpc-docs docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions demo-coldstart drill test fetched test-fast test-waiting test-engines test-connector test-033 test-nixl trial lint format bench soak clean
 
 venv:
 	@scripts/venv.sh
@@ -49,6 +50,9 @@ demo-regions: venv
 
 demo-coldstart: venv
 	@$(VENV)/python -m examples.coldstart $(if $(SIZE),--size $(SIZE))
+
+drill: venv
+	@$(VENV)/python -m benchmarks.drill $(FAULTS)
 
 # Tests without engines wait for timers more than half of their time, so four run at a time on two cores, and those of vLLM's newest
 # scheduler beside them. Tests that start engines come after the others, a file on each core; the connector's, which need none, fill

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from kvstore.constants import MEMORIES
 from kvstore.daemon.config.settings import Settings
 from kvstore.daemon.telling import facts_of
+from kvstore.daemon.traffic import Traffic
 from kvstore.engine.engine import Engine
 from kvstore.engine.queues import queues
 from kvstore.ledger.latencies import BOUNDS_S, Histogram
@@ -32,6 +33,7 @@ LOOP_SLOW_S: Final = 0.05  # a turn that is later than this, as far as a histogr
 LOOP_SHARE, LOOP_CALM_SHARE = 0.01, 0.005  # of the turns of a minute: told from here on, until below
 CLOCK_JUMP_S: Final = 30.0  # by which somebody set the clock, or this machine slept
 CLOCK_TOLD_S: Final = 600.0
+CLOCK: Final = "system clock"
 
 _FIXES: Final = {
     "web": "who else listens there: ss -ltnp; web.listen chooses another address",
@@ -50,6 +52,7 @@ class Parts(NamedTuple):
     books: Callable[[], Sequence[str]]
     missing: Callable[[], Mapping[str, str]]
     disks: Callable[[], Iterable[Problem]]
+    around: Callable[[], Iterable[Problem]]
     beside: Callable[[], Iterable[tuple[str, str, str]]]
     preloads: Callable[[], Sequence[answers.Preload]]
     regions: Callable[[], Sequence[Problem]]
@@ -69,13 +72,15 @@ class Attention:
         self._parts = parts
         self._seen, self._noted = Problems(clock=clock), Problems(clock=clock)
         self._clock, self._wall_clock = clock, wall_clock
-        self._shift_s = wall_clock() - clock()
+        self._shift_s = self._true_shift_s = wall_clock() - clock()
+        self._traffic = Traffic(parts.engine, clock)
         self._near: dict[str, _Held] = {}  # by queue
         self._is_spent = False
         self._loop = _Loop(loop_delay)
 
     def look(self) -> None:
         """Once a tick."""
+        self._traffic.look()
         self._seen.only(self._found())
         self._look_at_clock()
 
@@ -92,6 +97,8 @@ class Attention:
             fix = "stop it, then kvstore fsck --repair; please report the problem"
             yield Problem("books", "books", "; ".join(books[:3]), fix, count=len(books), is_logged=True)
         yield from parts.disks()
+        yield from parts.around()
+        yield from self._traffic.wrong()
         for name, text in parts.missing().items():
             yield Problem("missing", name, text, "put it back, or restart the daemon when it suits")
         yield from (_of_breaker(each) for each in parts.engine.breakers() if each["state"] != "closed")
@@ -125,13 +132,21 @@ class Attention:
             yield Problem("write_budget", "nvme", text, fix, "warning")
 
     def _look_at_clock(self) -> None:
+        """One that is set wrong, and right again, is right."""
         shift_s = self._wall_clock() - self._clock()
-        jump_s, self._shift_s = shift_s - self._shift_s, shift_s
-        if abs(jump_s) >= CLOCK_JUMP_S:
-            where = "forward" if jump_s > 0 else "back"
-            text = f"it was set {format_duration(abs(jump_s))} {where} while the daemon ran"
-            fix = "chronyc tracking; minutes of reports are off, and buckets refuse a clock that is minutes wrong"
-            self._noted.note("system clock", text, "clock", fix, "warning", CLOCK_TOLD_S)
+        jump_s, before_s, self._shift_s = shift_s - self._shift_s, self._shift_s, shift_s
+        if abs(jump_s) < CLOCK_JUMP_S:
+            return
+        known = {problem.subject for problem in self._noted.all()}
+        if CLOCK in known and abs(shift_s - self._true_shift_s) < CLOCK_JUMP_S:
+            self._noted.over(CLOCK, "clock")
+            return
+        if CLOCK not in known:
+            self._true_shift_s = before_s
+        where = "forward" if jump_s > 0 else "back"
+        text = f"it was set {format_duration(abs(jump_s))} {where} while the daemon ran"
+        fix = "chronyc tracking; minutes of reports are off, and buckets refuse a clock that is minutes wrong"
+        self._noted.note(CLOCK, text, "clock", fix, "warning", CLOCK_TOLD_S)
 
 
 class _Held:

@@ -23,6 +23,7 @@ from kvstore.engine.engine import Engine
 from kvstore.movement.shared import SharedLimits
 from replication.erasure.erased import Erased
 from replication.formats.nodes import Condition, NodeErased
+from replication.formats.rules import sources_for
 from replication.formats.tombstones import Tombstone
 from replication.problems import Problem
 from replication.region.read_through import ReadThrough
@@ -135,6 +136,7 @@ def join_regions(
             erased,
             tombstones,
         )
+        node.sources = sources_for(deployment.copy_rules(), config.region, deployment.regions)
         node.codec = "" if config.durable.compression == "off" else config.durable.compression
         return node
 

@@ -48,6 +48,7 @@ from kvstore.daemon.presence import Presence
 from kvstore.daemon.process import Signals, connections_room
 from kvstore.daemon.regional import join_regions, persisting, region_levels, small_status
 from kvstore.daemon.storage import Storage
+from kvstore.daemon.surroundings import Surroundings
 from kvstore.daemon.systemd import Notifier
 from kvstore.door.api import Api
 from kvstore.door.holders import Limits
@@ -283,6 +284,7 @@ class Service:
         """At what may be wrong with this daemon."""
         self._presence = Presence(self.door, self._make_socket_directory, self.storage, io)
         self.disks.look()
+        self._surroundings = Surroundings(self.config, self.storage.arena, io)
         region = self._region
         parts = Parts(
             self.engine,
@@ -290,6 +292,7 @@ class Service:
             lambda: self._problems,
             lambda: self._presence.missing,
             self.disks.wrong,
+            self._surroundings.wrong,
             self._beside,
             self._preloads.status,
             region.wrong if region is not None else lambda: (),
@@ -516,6 +519,7 @@ class Service:
             self._write_budget_file.keep(self.engine.write_budget, self.engine.io)
             self._presence.look()
             self.disks.look()
+            self._surroundings.look()
             self._attention.look()
             if not self.storage.arena.is_whole():
                 self.failure = (

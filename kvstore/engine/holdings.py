@@ -10,8 +10,8 @@ one. A look at all namespaces is made every few seconds, in steps, so that an an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from kvstore.index.block import Namespace
 from kvstore.index.namespaces import NamespaceRegistry
@@ -32,11 +32,23 @@ NOT_SAID: Final = "(default)"  # a setting that is not written out
 Group = tuple[str, str, str]  # model, tenant, adapter
 
 
+class Kind(NamedTuple):
+    """Engines of a model and tenant of which there are others. fields: that tell them apart; said: what they have in them."""
+
+    model: str
+    tenant: str
+    adapter: str
+    fields: tuple[str, ...]
+    said: str
+
+
 class Holdings:
-    """Of one engine. latest: what the last look found."""
+    """Of one engine. latest: what the last look found; kinds: then, the namespaces of each kind that is not the only one of its model
+    and tenant."""
 
     def __init__(self, namespaces: NamespaceRegistry, quotas: Quotas, background: Background) -> None:
         self.latest: list[answers.Holding] = []
+        self.kinds: dict[Kind, list[Namespace]] = {}
         self._namespaces = namespaces
         self._quotas = quotas
         self._background = background
@@ -58,6 +70,7 @@ class Holdings:
         fields_differing = self._differing.get(_group(fields), [])
         return {
             **namespace.as_dict(),
+            "users": namespace.users,
             "dram_bytes": used[IN_DRAM],
             "nvme_bytes": used[IN_NVME],
             "differs": {one["field"]: _shown(fields.get(one["field"])) for one in fields_differing},
@@ -71,6 +84,7 @@ class Holdings:
                 yield
         rows: dict[tuple[str, str], answers.Holding] = {}
         differing_in: dict[Group, list[answers.Difference]] = {}
+        apart: dict[Kind, list[Namespace]] = {}
         looks = 0
         for group, spaces in groups.items():
             kinds, differs = 1, list[answers.Difference]()
@@ -78,17 +92,26 @@ class Holdings:
                 found = kinds_of(map(_as_space, spaces[:HOLDINGS_STEP]))
                 kinds = len(found)
                 differs = differing_in[group] = _reported(differing(found)) if kinds > 1 else []
+            for space in spaces if differs else ():
+                apart.setdefault(_kind(group, differs, space), []).append(space)
             _add(rows, group, spaces, kinds, differs, self._quotas)
             looks += len(spaces)
             if looks >= HOLDINGS_STEP:
                 looks = 0
                 yield
         ordered = sorted(rows.values(), key=lambda row: -(row["dram_bytes"] + row["nvme_bytes"]))
-        self.latest, self._differing, self._is_looking = ordered[:HOLDINGS_REPORTED_MAX], differing_in, False
+        self.latest, self.kinds, self._differing = ordered[:HOLDINGS_REPORTED_MAX], apart, differing_in
+        self._is_looking = False
 
 
 def _group(fields: Mapping[str, str]) -> Group:
     return fields.get("model", ""), fields.get("tenant", ""), fields.get("adapter", "")
+
+
+def _kind(group: Group, differs: Sequence[answers.Difference], space: Namespace) -> Kind:
+    fields = tuple(one["field"] for one in differs)
+    said = ", ".join(f"{field} {_shown(space.spec.fields.get(field))}" for field in fields)
+    return Kind(*group, fields, said)
 
 
 def _as_space(namespace: Namespace) -> Mapping[str, Any]:

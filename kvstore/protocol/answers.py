@@ -180,8 +180,10 @@ class SmallNamespace(TypedDict):
 
 
 class Namespace(SmallNamespace):
-    """differs: of `fields`, those that others of its model and tenant have another value of."""
+    """users: connections that have it registered now. differs: of `fields`, those that others of its model and tenant have another
+    value of."""
 
+    users: int
     dram_bytes: int
     nvme_bytes: int
     differs: dict[str, str]

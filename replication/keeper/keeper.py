@@ -295,7 +295,7 @@ class Keeper:
         try:
             await self._objects.put(NEWS, encode_news(news))
         except (ObjectRefused, ObjectDamaged) as error:
-            self.problems.note(NEWS, f"cannot be written: {error}")
+            self.problems.note(NEWS, f"cannot be written: {error}", fix="may this process put objects there?")
             self._term = term = replace(term, beat=self._beat)
             await self._objects.put(term.name, encode_term(term))
         else:

@@ -40,13 +40,15 @@ class Source(Protocol):
 
 class NewsReader:
     """Of one region. latest: None while there are none that can be believed. changed_s: when they changed last, as `passed_s`. term:
-    the highest one that was seen. over: the highest one that was given back."""
+    the highest one that was seen. over: the highest one that was given back. mirror_s: when they were a mirror's last, or began to be
+    readable."""
 
     def __init__(self, objects: Objects, problems: Problems, clock: StoreClock | None = None) -> None:
         """clock: learns from them."""
         self.latest: News | None = None
-        self.changed_s = passed_s()
+        self.changed_s = self.mirror_s = passed_s()
         self.term = self.over = 0
+        self._is_read = False  # the last look had an answer
         self._objects = objects
         self._problems = problems
         self._e_tag = ""
@@ -59,6 +61,11 @@ class NewsReader:
         """Those of a keeper that is alive."""
         return self.latest if passed_s() - self.changed_s < LEASE_S else None
 
+    @property
+    def mirror_silent_s(self) -> float:
+        """For how long no mirror was seen to keep the region, which it does as long as it lives; 0 while nobody can know."""
+        return passed_s() - self.mirror_s if self._is_read else 0.0
+
     def heads(self) -> Mapping[str, int] | None:
         news = self.fresh
         return None if news is None else news.heads
@@ -70,6 +77,7 @@ class NewsReader:
     async def refresh(self) -> None:
         """Raises ObjectUnavailable."""
         begun_s, looked_s, self._looked_s = passed_s(), self._looked_s, float("-inf")
+        was_read, self._is_read = self._is_read, False
         try:
             found = await self._objects.get_if_changed(NEWS, self._e_tag, NEWS_BYTES_MAX)
             if found is not None:
@@ -82,6 +90,9 @@ class NewsReader:
                 self.tell(decode_news(content))
             self._looked_s = begun_s
             self._problems.over(NEWS)
+            self._is_read = True
+            if not was_read:
+                self.mirror_s = passed_s()
         except ObjectMissing:
             self.latest, self._e_tag, self._looked_s = None, "", begun_s
         except (Damaged, ObjectDamaged, ObjectRefused) as error:
@@ -97,6 +108,8 @@ class NewsReader:
         if news.is_over:
             self.over = news.term
             return
+        if news.holder.is_mirror:
+            self.mirror_s = self.changed_s
         if before is None or before.heads != news.heads:
             self.told()
 

@@ -48,6 +48,7 @@ from tiers.together import together
 ANNOUNCE_INTERVAL_S: Final = 1.0  # between two announcements of one writer, which everybody reads
 ANNOUNCE_INTERVAL_PER_WRITER_S: Final = 0.1
 ANNOUNCE_RETRY_S: Final = 5.0  # after one that failed
+MIRROR_SILENT_S: Final = 40.0  # without a sign of a mirror, which beats every 15 s
 KEEPER_LATE_S: Final = 120.0  # without a sign of a keeper; somebody else takes over within a minute
 UP_TO_DATE_PAUSE_S: Final = 0.5  # between two looks whether a pass that was asked for is over
 # Between two looks for what killed processes left half written in a directory.
@@ -78,6 +79,7 @@ class RegionNode(RegionReader):
         self._upkeep = upkeep
         self.erasure = erasure
         self.keeper = keeper
+        self.sources: Sequence[str] = ()  # regions that a mirror is to copy from into this one
         self.auditing: Auditing | None = None
         self._unannounced: list[tuple[Announced | AnnouncedModel, asyncio.Future[None]]] = []
         self._announcing: asyncio.Task[None] | None = None
@@ -319,6 +321,11 @@ class RegionNode(RegionReader):
             text = f"nobody has kept it for {silent_s:.0f} s: nothing is deleted, audited or made short"
             fix = "a daemon or mirror of the region takes it over that may write keeper/ there: look at their problems"
             yield Problem("keeper", self.region, text, fix, "warning")
+        silent_s = self.keeper.news.mirror_silent_s
+        if self.sources and silent_s > MIRROR_SILENT_S:
+            text = f"no mirror has been heard of for {silent_s:.0f} s: nothing of {', '.join(self.sources)} is copied into it"
+            fix = "does kvstore mirror run (systemctl status kvstore-mirror), with a right clock? kvstore region status says how far it came"
+            yield Problem("mirror", self.region, text, fix)
 
     def status(self) -> dict[str, object]:
         """The fields are documented in docs/cli.md."""

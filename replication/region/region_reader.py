@@ -304,12 +304,13 @@ class RegionReader(ABC):
         self.corrupt += results.count(Get.CORRUPT)
         self.failed += results.count(Get.FAILED)
         if Get.MISS in results or Get.CORRUPT in results:
-            self._doubt(pack)
+            self._doubt(pack, "came back with other bytes" if Get.CORRUPT in results else "is gone")
         elif Get.FAILED not in results and self.doubts.over(pack.id) and not len(self.doubts):
             self.problems.over("packs", "lost")
 
-    def _doubt(self, pack: Pack) -> None:
-        """It was not there, not handed out, or not what was announced. Blocks that another pack has are not doubted with it."""
+    def _doubt(self, pack: Pack, what: str) -> None:
+        """It was not there, not handed out, or not what was announced. Blocks that another pack has are not doubted with it. what: the
+        matter with it."""
         header = pack.header
         but = self.doubts.ids | {pack.id}
         try:
@@ -320,7 +321,7 @@ class RegionReader(ABC):
         lacking = [block for block, spot in zip(header.each_hash(), spots, strict=True) if spot is None]
         if self.doubts.add(pack, lacking):
             self.problems.note(
-                "packs", f"{pack.name}: gone or damaged; it is not held here, and asked for again later", "lost",
+                "packs", f"{pack.name} {what}: what it holds is a miss, and asked for again later", "lost",
                 "kvstore region verify --deep says what else is", "warning", PROBLEM_LASTS_S,
             )  # fmt: skip
 

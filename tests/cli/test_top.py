@@ -29,7 +29,7 @@ from kvstore.client import Client
 from kvstore.ledger.latencies import BOUNDS_S
 from kvstore.ledger.sums import Sums
 from kvstore.tools.cli.commands.top import Before
-from kvstore.tools.cli.commands.top_screen import ATTENTION_MAX, screen
+from kvstore.tools.cli.commands.top_screen import screen
 from kvstore.tools.web.figures import attention, figures, is_same_life
 from tests.cli.terminal import STYLE
 from tests.cli.test_service import HASHES, namespace, put
@@ -201,16 +201,17 @@ def test_what_a_terminal_of_80_by_24_shows() -> None:
     """Who it is, rates, hits beside reasons, tiers beside latencies, attention, and models as far as there is room."""
     tokens = [row(f"model {n}", "acme", dram=100 + n) for n in range(30)]
     found = figures(live(), live(101.0, tokens=tokens))
-    found["attention"] = [f"line {n}" for n in range(ATTENTION_MAX + 2)]
+    found["attention"] = [f"line {n}" for n in range(20)]
     lines = drawn(found, 80, 24)
     assert (
         len(lines) == 24 and lines[0].startswith("kvstore gpu-7 in eu  ok  up ") and lines[0].endswith(" UTC")
     )
     page = "\n".join(lines)
     assert re.search(r"^hit rate +now +1 min +5 min +15 min$", page, re.MULTILINE)
-    assert "! and 2 more: kvstore status" in page
+    assert re.search(r"^! and 1\d more: kvstore status$", page, re.MULTILINE)
     assert re.search(r"^model +tenant +hits +tokens/s +lookups/s +loaded +stored$", page, re.MULTILINE)
     assert "… and " in page and re.search(r"^client +pid +since", page, re.MULTILINE)
+    found["attention"] = found["attention"][:3]
     roomy = [*drawn(found, 120, 40, keys="q ends it")]
     assert roomy[-1] == "q ends it" and sum(not line for line in roomy) <= 8
     page = "\n".join(roomy)

@@ -68,7 +68,7 @@ def two_formats(s: Status) -> None:
 
 
 def space(**fields: str) -> dict[str, Any]:
-    return {"fields": fields, "differs": {}, "asked_blocks": 0, "hit_blocks": 0}
+    return {"fields": fields, "differs": {}, "asked_blocks": 0, "hit_blocks": 0, "users": 1}
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def space(**fields: str) -> dict[str, Any]:
             "nvme1: /mnt/b/kvstore: Input/output error (for 90 s, 3 times)",
         ),
         (tripped_breaker, service.breakers, "note", "opened 1 time, the last one: EIO"),
-        (corrupt, service.health, "warning", "3 blocks of nvme came back with other bytes"),
-        (corrupt_in_bucket, service.health, "warning", "2 blocks of a bucket came back with other bytes"),
+        (corrupt, service.health, "note", "3 blocks of nvme came back with other bytes"),
+        (corrupt_in_bucket, service.health, "note", "2 blocks of a bucket came back with other bytes"),
         (wrong_peer, service.refusals, "warning", "wrong_peer, 4 times"),
         (small_arena, service.health, "note", "50 % of the arena"),
         (old_engine, service.engines, "warning", "an engine is vLLM 0.9"),
@@ -102,13 +102,9 @@ def test_what_is_bad_is_found(
 
 def test_a_cold_kind_of_engine_is_found_beside_a_warm_one(place: Place, serve: Callable[..., Daemon]) -> None:
     """Two engines of one model and tenant, of which one has another dtype: what differs is told with both values in status and
-    doctor, and that the one finds nothing where the other finds all. Another model, and an adapter, are no kinds."""
+    doctor, and that the one finds nothing where the other finds all is a problem. Another model, and an adapter, are no kinds."""
     serve(place)
     hashes = [bytes([n]) * 32 for n in range(100)]
-
-    def told(client: Client) -> Status | None:
-        found = client.status()
-        return found if any(one["differs"] for one in found["holdings"]) else None
 
     with Client(place.socket, 10, label="warm") as warm, Client(place.socket, 10, label="cold") as cold:
         one, other, adapter, model = (
@@ -121,13 +117,11 @@ def test_a_cold_kind_of_engine_is_found_beside_a_warm_one(place: Place, serve: C
             )
         )
         warm.put(one, hashes, b"", [bytes(16384)] * 100)
-        for _ in range(12):
-            assert warm.lookup([one], hashes) == 100 and cold.lookup([other], hashes) == 0
         cold.lookup([adapter], hashes), cold.lookup([model], hashes)
-        deadline = time.monotonic() + 20
-        while (status := told(warm)) is None and time.monotonic() < deadline:
+        deadline = time.monotonic() + 40
+        while not (problems := (status := warm.status())["problems"]) and time.monotonic() < deadline:
+            assert warm.lookup([one], hashes) == 100 and cold.lookup([other], hashes) == 0
             time.sleep(0.1)
-    assert status is not None
     holding, _ = status["holdings"]
     assert holding["differs"] == [{"field": "dtype", "values": ["bfloat16", "float8"]}]
     assert (holding["kinds"], holding["dram_bytes"], holding["blocks"]) == (2, 100 * 16384, 100)
@@ -135,11 +129,14 @@ def test_a_cold_kind_of_engine_is_found_beside_a_warm_one(place: Place, serve: C
         n["fields"].get("dtype"): n["differs"] for n in status["namespaces"] if "adapter" not in n["fields"]
     }
     assert differs == {"bfloat16": {"dtype": "bfloat16"}, "float8": {"dtype": "float8"}, None: {}}
-    note, warning = service.engines(status)
-    assert (note.level, warning.level) == ("note", "warning")
+    (note,) = service.engines(status)
+    assert note.level == "note"
     assert "2 kinds of engines of m, tenant t, differ in dtype: bfloat16 / float8" in note.found
-    assert "with dtype float8 found 0.0 % of 1,200 blocks" in warning.found
-    assert "those with dtype bfloat16 found 100.0 % of 1,200 blocks" in warning.found
+    (problem,) = problems
+    assert (problem["kind"], problem["level"]) == ("engines", "warning") and "same settings" in problem["fix"]
+    assert problem["subject"] == "m, tenant t, dtype float8"
+    assert "with dtype float8 found 0.0 % of" in problem["text"]
+    assert "those with dtype bfloat16 100.0 %" in problem["text"]
 
 
 def test_an_old_daemon_is_found(status: Status, tmp_path: Path) -> None:

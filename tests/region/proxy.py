@@ -17,7 +17,7 @@ _ANSWERS = {
 
 
 class Proxy:
-    """mode: "pass", "expired" (403 ExpiredToken), "hang", "deaf" (only answers hang), "503", "flip" (a bit of each larger piece of an answer) or "cut". delay_s:
+    """mode: "pass", "expired" (403 ExpiredToken), "hang", "deaf" (only answers hang), "503", "away" (nobody answers), "flip" (a bit of each larger piece of an answer) or "cut". delay_s:
     how much later each piece of a request goes on. Both may change at any time. bytes_per_s: of a direction, all connections
     together; 0: as fast as it can."""
 
@@ -60,6 +60,9 @@ class Proxy:
                 await writer.drain()
                 writer.close()
                 return
+            if self.mode == "away":
+                writer.close()
+                return
             try:
                 far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
             except OSError:  # nobody is there: nor are we
@@ -76,7 +79,7 @@ class Proxy:
                     await asyncio.sleep(self.delay_s)
                 while self.mode == "hang" or (self.mode == "deaf" and answers):
                     await asyncio.sleep(0.05)
-                if self.mode in (*_ANSWERS, "cut"):
+                if self.mode in (*_ANSWERS, "away", "cut"):
                     break
                 if self.mode == "flip" and answers and len(piece) > 4096:
                     damaged = bytearray(piece)

@@ -18,6 +18,7 @@ from replication.keeper.keeper import HELD_S, NEWS_INTERVAL_S, Keeper
 from replication.keeper.news_reader import LEASE_S, Folders, NewsReader
 from replication.keeper.watch import LISTEN_ON_S, LISTEN_S
 from replication.problems import Problems
+from replication.region.region_node import MIRROR_SILENT_S
 from tests.objects import Faults, FaultyObjects, MemoryObjects
 from tests.replication.virtual_loop import run
 from tiers.bucket.objects import Bytes
@@ -155,6 +156,35 @@ def test_who_ends_gives_the_lease_back() -> None:
                 assert await group.one(10.0) is not ending
         await group.add()
         assert len(await group.watched(MINUTE_S)) == 1
+
+    run(main())
+
+
+def test_a_mirror_that_is_dead_is_missed_by_daemons() -> None:
+    """A daemon that reads the news knows within a minute that no mirror keeps any more, also while daemons keep; not while it
+    cannot read them, nor for a while after; and not any more when a mirror is back."""
+
+    async def main() -> None:
+        group = Group()
+        daemon, other = await group.add(), await group.add()
+        mirror = await group.add(is_mirror=True)
+        await group.watched(300.0)
+        assert daemon.news.mirror_silent_s < MIRROR_SILENT_S
+        group.kill(mirror)
+        await group.watched(MINUTE_S)
+        assert daemon.news.mirror_silent_s > MIRROR_SILENT_S and other.news.mirror_silent_s > MIRROR_SILENT_S
+        await group.watched(300.0)
+        assert daemon.news.mirror_silent_s > MIRROR_SILENT_S and other.news.mirror_silent_s > MIRROR_SILENT_S
+        reader = other if daemon.holds else daemon
+        group.ways[reader].faults = Faults(refuse=ObjectUnavailable("away"))
+        await asyncio.sleep(MINUTE_S)
+        assert reader.news.mirror_silent_s == 0.0
+        group.ways[reader].faults = Faults()
+        await asyncio.sleep(2 * NEWS_INTERVAL_S)
+        assert 0.0 < reader.news.mirror_silent_s < MIRROR_SILENT_S
+        await group.add(is_mirror=True)
+        await group.watched(MINUTE_S)
+        assert daemon.news.mirror_silent_s < MIRROR_SILENT_S and other.news.mirror_silent_s < MIRROR_SILENT_S
 
     run(main())
 

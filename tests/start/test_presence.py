@@ -201,8 +201,8 @@ def _nvme_replaced(place: Place) -> None:
         (_lock_removed, "lock is gone"),
         (_data_dir_removed, "data is gone"),
         (_data_dir_replaced, "another one is in its place"),
-        (_nvme_removed, "nvme0: was removed, or emptied, under the daemon"),
-        (_nvme_emptied, "nvme0: was removed, or emptied, under the daemon"),
+        (_nvme_removed, "nvme0: was removed, emptied or unmounted under the daemon"),
+        (_nvme_emptied, "nvme0: was removed, emptied or unmounted under the daemon"),
         (_nvme_replaced, "nvme0: another directory, or file system"),
     ],
 )

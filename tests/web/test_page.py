@@ -133,11 +133,13 @@ def test_what_is_wrong_is_said_first(browser: Browser) -> None:
         page = opened(browser, url)
         lines = text(page, "#attention").splitlines()
         assert lines == [
-            "breaker nvme0 loads: hangs, for 10 min, 3 times → mend it",
-            "feed na: read 70 s ago, for 10 min, 3 times → mend it",
+            "breaker nvme0 loads: hangs (for 10 min, 3 times)",
+            "→ mend it",
+            "feed na: read 70 s ago (for 10 min, 3 times)",
+            "→ mend it",
         ]
-        assert text(page, "#health") == "▲ 2 problems"
-        assert "problems" in page.value("document.title")
+        assert text(page, "#health") == "▲ 1 problem, 1 warning"
+        assert "1 problem" in page.value("document.title")
         assert "■ off" in text(page, "#table-levels") and "▲ trying" in text(page, "#table-levels")
 
 

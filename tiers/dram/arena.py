@@ -106,6 +106,7 @@ class Arena:
         self._slot_bytes_min = layout.slot_bytes_min
         self._pool = SlotPool(layout.slab_count, layout.slab_bytes, absent=range(layout.slab_count))
         self._rows_backed = array("I", bytes(4 * layout.slab_count))  # per slab
+        self.is_short = False  # memory ran out before all slabs had theirs
         self._unbacked: set[int] = set()  # slabs without memory; used by `back` from the first one on
         self._arrived: deque[int] = deque()  # slabs that `back` has backed, not yet in the pool
         self.owners = Owners(files.data_fd)  # who may be writing; of the owning thread
@@ -333,21 +334,20 @@ class Arena:
         runs out it warns once, and tries again every ARENA_RETRY_S; the arena is smaller meanwhile.
         """
         left = list(range(self.layout.slab_count))
-        warned = False
         while True:
             left = self._back_these(left, stop, touch, progress)
-            if not left and warned:
+            was_short, self.is_short = self.is_short, bool(left) and not self._must_stop(stop, 0)
+            if not left and was_short:
                 _log.info("arena %s: all of its slabs have their memory now", self.path)
-            if not left or self._must_stop(stop, 0):
+            if not self.is_short:
                 return not left
-            if not warned:
+            if not was_short:
                 _log.warning(
                     "arena %s: no memory for %s of its %s: it is smaller until there is some",
                     self.path,
                     format_bytes(self.capacity_bytes - self.backed_bytes),
                     format_bytes(self.capacity_bytes),
                 )
-                warned = True
             if self._must_stop(stop, ARENA_RETRY_S):
                 return False
 

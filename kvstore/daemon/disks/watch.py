@@ -320,8 +320,8 @@ def _look(disk: Disk) -> Seen | None:
 
 _LOST: Final = {
     "removed": (
-        "was removed, or emptied, under the daemon: what it holds is lost with the next start",
-        "put it back; else restart the daemon, and kvstore disks --accept it",
+        "was removed, emptied or unmounted under the daemon: what it holds is lost with the next start",
+        "put it back, or mount its disk; else restart the daemon, and kvstore disks --accept it",
     ),
     "replaced": (
         "another directory, or file system, is in its place since the start: what it holds is lost with the next start",

@@ -66,6 +66,8 @@ def _hint(error: Exception) -> str:
         return ": is it running? Start it with kvstore serve, or name its socket with --socket"
     if isinstance(error.__cause__, PermissionError):
         return ": only root and the user that it runs as may ask it"
+    if isinstance(error.__cause__, TimeoutError):
+        return "; kvstore doctor says whether it hangs, and what to do"
     return ""
 
 

@@ -61,8 +61,8 @@ def health(status: Status) -> Iterator[Finding]:
     for level, (what, action) in _DAMAGED.items():
         blocks = status["counters"].get(f"corrupt_{level}", 0)
         if blocks:
-            found = f"{plural(blocks, 'block')} {what} came back with other bytes; they were misses"
-            yield Finding("damage", "warning", found, action)
+            found = f"{plural(blocks, 'block')} {what} came back with other bytes since the start; they were misses"
+            yield Finding("damage", "note", found, action)
 
 
 def breakers(status: Status) -> Iterator[Finding]:
@@ -124,9 +124,10 @@ def _unshared(spaces: list[Status]) -> Iterator[Finding]:
         for group in alike.values():
             said = {tuple(space["fields"].get(name, "") for name in ignored) for space in group}
             if len(said) > 1:
+                in_use = {tuple(s["fields"].get(n, "") for n in ignored) for s in group if s["users"]}
                 model = group[0]["fields"].get("model", "") or "one model"
                 found = f"{len(said)} kinds of engines of {model} differ in {what} only: they share nothing"
-                yield Finding("engines", "warning", found, action)
+                yield Finding("engines", "warning" if len(in_use) > 1 else "note", found, action)
 
 
 def _kinds(status: Status) -> Iterator[Finding]:
@@ -139,25 +140,13 @@ def _kinds(status: Status) -> Iterator[Finding]:
 
 
 def _cold(status: Status) -> Iterator[Finding]:
-    """Who finds little beside others of its model and tenant who find much: by kind of engine, and by connection."""
-    groups: dict[tuple[str, str], list[Status]] = defaultdict(list)
-    for space in status["namespaces"]:
-        if space["differs"]:
-            groups[space["fields"].get("model", ""), space["fields"].get("tenant", "")].append(space)
-    for spaces in groups.values():
-        for cold, warm in _beside(spaces):
-            own, other = (
-                ", ".join(f"{n} {v}" for n, v in space["differs"].items()) for space in (cold, warm)
-            )
-            found = f"engines of {_whose(cold['fields'])} with {own} {_found(cold)}, those with {other} {_found(warm)}"
-            yield Finding(
-                "engines", "warning", found, "give all of them the same settings, if that is not as wanted"
-            )
+    """Who finds little beside others of its model and tenant who find much, where all of them are of one kind: of kinds the daemon
+    itself knows it."""
+    if any(one["differs"] for one in status["holdings"]):
+        return
     peers: dict[tuple[str, str], list[Status]] = defaultdict(list)
     for session in status["sessions"]:
         peers[session["model"], session["tenant"]].append(session)
-    if groups:  # which says it already
-        return
     for sessions in peers.values():
         for cold, warm in _beside(sessions):
             names = (f"{one['label'] or 'unnamed'} (pid {one['pid'] or '?'})" for one in (cold, warm))

@@ -4,7 +4,7 @@
     rates                            a line
     hits by tier │ why not           side by side, one above the other where it is narrow
     tiers        │ latencies         likewise
-    what needs attention             as many as there are, up to a few
+    what needs attention             and what to do, as far as there is room
     models and tenants               these as far as there is room: a few of each,
     clients                          and more of the first
     prefixes that saved most
@@ -16,6 +16,7 @@ Names were chosen by clients: what could steer a terminal is taken out of every 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ NARROW = 60  # columns; below it the least important ones are left out
 WIDE = 100  # columns; from here on clients have their models
 ROWS_MAX = 5  # of a table
 HASH_DIGITS = 10
-ATTENTION_MAX = 4
+ATTENTION_CUT = 4  # lines of what needs it, where there is no room for all of them
 LIST_LINES = 2  # of a list besides its rows: a blank line, and the names of columns
 ROWS_LEAST = 3  # of a list, before another one has more
 ROWS_PLAIN_MAX = 50
@@ -68,10 +69,9 @@ def screen(
         blank,
         _beside(_tiers(figures, narrow), _latencies(figures, narrow)),
     ]
+    room = console.height - len(console.render_lines(Group(*parts))) - bool(keys)
     if figures["attention"]:
-        more = len(figures["attention"]) - ATTENTION_MAX
-        shown = [*figures["attention"][:ATTENTION_MAX], *[f"and {more} more: kvstore status"] * (more > 0)]
-        parts += [blank, *(_line(f"! {text}", ALARM) for text in shown)]
+        parts += [blank, *_attention(figures, console.width, room - 1)]
     room = console.height - len(console.render_lines(Group(*parts))) - bool(keys)
     lists: list[tuple[int, Callable[[int], RenderableType]]] = [
         (len(figures["models"]), lambda rows: _models(figures, narrow, rows)),
@@ -101,6 +101,29 @@ def _shared(room: int, counts: Sequence[int]) -> list[int]:
             wanted = min(count, most, max(0, left - LIST_LINES))
             rows[number] = max(rows[number], wanted)
     return rows
+
+
+def _attention(figures: Figures, width: int, room: int) -> list[Text]:
+    """What needs it: whole, with what to do, as far as there is room; else cut to a line each, and the rest is counted."""
+    fixes = [problem["fix"] for problem in figures["problems"]]
+    lines, fixes = figures["attention"], [*fixes, *[""] * (len(figures["attention"]) - len(fixes))]
+    for with_fixes in (len(lines), 1, 0):
+        shown: list[Text] = []
+        for number, (line, fix) in enumerate(zip(lines, fixes, strict=True)):
+            shown += [_line(text, ALARM) for text in _wrapped(line, "! ", width)]
+            if fix and number < with_fixes:
+                shown += map(_line, _wrapped(fix, "  → ", width))
+        if len(shown) <= room:
+            return shown
+    more = len(lines) - ATTENTION_CUT
+    cut = [*lines[:ATTENTION_CUT], *[f"and {more} more: kvstore status"] * (more > 0)]
+    return [_line(f"! {line}", ALARM) for line in cut]
+
+
+def _wrapped(text: str, mark: str, width: int) -> list[str]:
+    """Behind a mark, and as far in on the lines below."""
+    lines = textwrap.wrap(printable(text), max(20, width - len(mark)), break_on_hyphens=False)
+    return [f"{' ' * len(mark) if number else mark}{line}" for number, line in enumerate(lines)]
 
 
 def connecting(path: str, why: str) -> Text:

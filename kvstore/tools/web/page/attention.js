@@ -11,14 +11,15 @@ export function isNear(queue) {
   return queue.limit > 0 && queue.length >= QUEUE_NEAR * queue.limit && !MEMORIES.includes(queue.name);
 }
 
-/** [{level, what, why}], the worst first. */
+/** [{level, what, why, todo}], the worst first. */
 export function attention(live) {
   const found = live.problems.map(({ kind, subject, level, text, fix, since_s: since, count: times }) => ({
     level: level === "problem" ? "bad" : "warn",
     what: printable(`${kind.replaceAll("_", " ")} ${subject}`),
     why: printable(
-      `${text}, for ${duration(Math.max(0, Math.round(live.now_s - since)))}${times > 1 ? `, ${count(times)} times` : ""}${fix ? ` → ${fix}` : ""}`,
+      `${text} (for ${duration(Math.max(0, Math.round(live.now_s - since)))}${times > 1 ? `, ${count(times)} times` : ""})`,
     ),
+    todo: printable(fix),
   }));
   if (live.adopting)
     found.push({ level: "warn", what: "Starting", why: "still reading what NVMe holds; hits from it come back meanwhile" });
@@ -33,6 +34,12 @@ export function verdict(ratio, best, live) {
   return `Nothing needs attention. ${percent(ratio)} of what engines asked for in the last minute came from the cache${from}.${who}`;
 }
 
+/** "1 problem, 2 warnings", as `kvstore status` says it. */
 export function problems(found) {
-  return plural(found.length, "problem");
+  const bad = found.filter(({ level }) => level === "bad").length;
+  const counts = [
+    [bad, "problem"],
+    [found.length - bad, "warning"],
+  ];
+  return counts.filter(([number]) => number).map(([number, word]) => plural(number, word)).join(", ");
 }

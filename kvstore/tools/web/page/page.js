@@ -154,6 +154,7 @@ function silence(live) {
     level: "bad",
     what: "The daemon does not answer",
     why: `${since}${state.problem ? `: ${printable(state.problem)}` : ""}.${kept}`,
+    todo: "kvstore doctor on that node says whether it runs, hangs or is starting",
   };
 }
 
@@ -168,16 +169,17 @@ function showAttention(found, live) {
       ? [{ level: "", what: "", why: verdict(hitRatio(tokens), tokens[best] ? TIERS[best] : "", live) }]
       : [];
   while (list.children.length > lines.length) list.lastChild.remove();
-  lines.forEach(({ level, what, why }, n) => {
+  lines.forEach(({ level, what, why, todo }, n) => {
     if (!list.children[n]) {
       list.append(document.createElement("li"));
-      list.children[n].append(document.createElement("b"), document.createElement("span"));
+      list.children[n].append(...["b", "span", "i"].map((name) => document.createElement(name)));
     }
     const line = list.children[n];
     if (level) line.dataset.level = level;
     else delete line.dataset.level;
     say(line.firstChild, what);
-    say(line.lastChild, `${what ? ": " : ""}${why}`);
+    say(line.children[1], `${what ? ": " : ""}${why}`);
+    say(line.lastChild, todo ? `→ ${todo}` : "");
   });
 }
 
