@@ -383,13 +383,16 @@ class World:
                     bucket.stored[name] = content
             bucket.rotten.clear()
 
-    async def converge(self) -> None:
+    async def settle(self) -> None:
         until_s = self.loop.time() + CALM_S
         while problem := self.problem():
             assert self.loop.time() < until_s, problem
             await asyncio.sleep(15.0)
             for process in self.processes:
                 process.look()
+
+    async def converge(self) -> None:
+        await self.settle()
         if self.is_calm and len(self.buckets) == 2:
             most = max((max(mirror.home.puts.values(), default=0) for mirror in self.mirrors), default=0)
             assert most <= 1, "copied twice"
@@ -398,7 +401,7 @@ class World:
             await asyncio.sleep(QUIET_S)
             more = [list(mirror.home.puts - puts) for mirror, puts in zip(self.mirrors, before, strict=True)]
             assert not any(more), f"copied in circles: {more}"
-            assert not (problem := self.problem()), problem
+            await self.settle()  # a sweep tries for a while to copy what its source lost
 
     def problem(self) -> str:
         """What is not yet as it should be."""
