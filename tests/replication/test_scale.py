@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from copy import copy
 from pathlib import Path
 
@@ -63,8 +63,8 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "scale.md"
 class CountedObjects(MemoryObjects):
     """requests: by method; of a list, each page."""
 
-    def __init__(self) -> None:
-        super().__init__(clock=asyncio.get_running_loop().time)
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        super().__init__(clock=clock or asyncio.get_running_loop().time)
         self.requests: Counter[str] = Counter()
 
     async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
@@ -219,7 +219,7 @@ def test_a_mirror_asks_its_source_for_no_more_than_planned(writes: bool) -> None
     found: Counter[str] = Counter()
 
     async def main(world: World) -> None:
-        store, chance = CountedObjects(), random.Random(0)
+        store, chance = CountedObjects(world.clock), random.Random(0)
         await init_region(store, "acme", "na", world.clock)
         way = copy(store)  # the same bucket, counted apart
         way.requests = found
