@@ -5,7 +5,8 @@
 
 An arena of this process's own, registered as the connector does it. Each shape is a lease of 64 MiB; figures are
 medians in GB/s, the part of the limit that one thread reached, and what several threads reached together. vLLM's
-batched copy is used where vLLM is installed.
+batched copy is used where vLLM is installed. `beside`: a device that computes matrix products all the while: their rate, as a
+part of what it is alone, and what one thread copies meanwhile. Every byte of that is compared.
 
     python -m benchmarks.device_copies [--rounds 30] [--threads 2] [-o json]
 """
@@ -35,6 +36,7 @@ from kvstore.tools.cli.output import print_json, print_table
 
 KIB, MIB = 1 << 10, 1 << 20
 LEASE_BYTES = 64 * MIB
+BESIDE_SHAPE, BESIDE_S = "2 MiB, one run", 2.0
 SHAPES = {  # layers, bytes of one layer's run, whether all layers of a block are one run
     "2 MiB, a run a layer (32 x 64 KiB)": (32, 64 * KIB, False),
     "2 MiB, one run": (32, 64 * KIB, True),
@@ -101,6 +103,53 @@ def measure(args: argparse.Namespace, view: ArenaView) -> dict[str, Any]:
     return report
 
 
+def beside(view: ArenaView) -> dict[str, float]:
+    """Copies in a thread while this one keeps the device busy. Raises SystemExit where a byte is wrong."""
+    layers, run_bytes, together = SHAPES[BESIDE_SHAPE]
+    count = LEASE_BYTES // (layers * run_bytes)
+    cache = cache_of(layers, run_bytes, together, 2 * count)
+    mover = movers_for({0: blocks_of(cache, 2 * count)}, _say)[0][0]
+    slots = [view.view(mover.record_bytes * number, mover.record_bytes) for number in range(count)]
+    before = [layer[:count].clone() for layer in cache]
+    mark, alone = mover.mark(), products_per_s(BESIDE_S)
+    report: dict[str, float] = {}
+    for verb, copy, ids in (
+        ("save", mover.save, range(count)),
+        ("load", mover.load, range(count, 2 * count)),
+    ):
+        stop, copies = threading.Event(), [0]
+
+        def go(copy: Callable[..., Any] = copy, ids: range = ids, stop: threading.Event = stop) -> None:
+            while not stop.is_set():
+                copy(ids, slots, mark)
+                copies[0] += 1  # noqa: B023 - of this turn: the thread ends in it
+
+        thread = threading.Thread(target=go)
+        began_s = time.perf_counter()
+        thread.start()
+        rate = products_per_s(BESIDE_S)
+        stop.set()
+        thread.join()
+        report[f"{verb}_gbps"] = round(copies[0] * LEASE_BYTES / (time.perf_counter() - began_s) / 1e9, 2)
+        report[f"products_while_{verb}"] = round(rate / alone, 3)
+    if not all(torch.equal(was, layer[count:]) for was, layer in zip(before, cache, strict=True)):
+        raise SystemExit("device_copies: what was loaded beside computing is not what was saved")
+    return report
+
+
+def products_per_s(seconds: float) -> float:
+    """Of two large matrices, one behind the other."""
+    left, right = (torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    torch.cuda.synchronize()
+    began_s, number = time.perf_counter(), 0
+    while (taken_s := time.perf_counter() - began_s) < seconds:
+        for _ in range(4):
+            torch.mm(left, right)
+        torch.cuda.current_stream().synchronize()
+        number += 4
+    return number / taken_s
+
+
 def _work(
     copy: Callable[..., Any], mover: BlockMover, ids: list[int], slots: list[memoryview], threads: int
 ) -> Callable[[], None]:
@@ -145,6 +194,7 @@ def main() -> int:
     pinning = Pinning(driver, _say)
     pinning.pin(view)
     report = {"device": torch.cuda.get_device_name(0), **measure(args, view)}
+    report["beside"] = beside(view)
     pinning.close()
     report["batched"] = hasattr(torch.ops._C_cache_ops, "swap_blocks_batch")
     if args.output == "json":

@@ -19,26 +19,22 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.coldstart.bucket import Bucket, opened
 from benchmarks.coldstart.child import BenchError, Child, Facts
-from benchmarks.coldstart.model import MODEL, made
+from benchmarks.coldstart.model import MODEL, in_dram, made
 from benchmarks.regions.radosgw import ServerError
-from kvstore.tools.bench.daemon import Daemon, DaemonError, settings
+from kvstore.tools.bench.daemon import DaemonError
 from kvstore.tools.bench.figures import Figure, Value
 from kvstore.tools.bench.machine import Others, facts
 from kvstore.tools.bench.rounds import Rounds
 from kvstore.tools.cli.output import print_json, print_table
 from kvstore.units import parse_bytes
-from tests.running import kvstore
-from tiers.constants import SLAB_BYTES
 from tiers.dram.pages import choose_arena_path
-
-SLACK_BYTES = 2 * SLAB_BYTES  # of the arena: what slabs round up, and as much for KV
 
 
 class Way(NamedTuple):
@@ -159,7 +155,7 @@ def measure(args: argparse.Namespace, bucket: Bucket, scratch: Path) -> dict[str
     }
     with ExitStack() as stack:
         if {"dram_attach", "dram_copy"}.intersection(args.only):
-            told["socket"] = str(stack.enter_context(_in_dram(scratch, revision, size_bytes)))
+            told["socket"] = str(stack.enter_context(in_dram(scratch, revision, size_bytes)))
         python = str(args.peers / "bin" / "python") if args.peers else sys.executable
         children: dict[str, Child] = {}
         chosen: dict[str, str] = {}
@@ -239,22 +235,6 @@ def _one(child: Child, revision: Path) -> float:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
     return child.go()
-
-
-@contextmanager
-def _in_dram(scratch: Path, revision: Path, size_bytes: int) -> Iterator[Path]:
-    """A daemon that has the model in DRAM; its socket. Raises BenchError."""
-    models_bytes = size_bytes // SLAB_BYTES * SLAB_BYTES + SLACK_BYTES
-    arena_bytes = models_bytes + SLACK_BYTES
-    directory = choose_arena_path(None, "auto", arena_bytes, "bench").parent
-    models = revision.parents[2]
-    words = settings(directory, arena_bytes, models__dram_bytes=models_bytes, models__dir=str(models))
-    with Daemon(scratch / "d", words) as daemon:
-        daemon.wait_until_prefaulted(arena_bytes)
-        done = kvstore("model", "load", MODEL, f"--socket={daemon.socket_path}", f"--set=models.dir={models}")
-        if done.returncode:
-            raise BenchError(done.stderr)
-        yield daemon.socket_path
 
 
 def _row(figure: Figure, value: Any) -> tuple[str, str, str, str, str]:

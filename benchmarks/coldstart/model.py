@@ -6,22 +6,31 @@ import asyncio
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 
 import obstore
 
 from benchmarks.coldstart.bucket import PREFIX, Bucket
+from benchmarks.coldstart.child import BenchError
 from coldstart.disk.home import Home
 from coldstart.disk.preload import preload
 from coldstart.published.publish import digested, manifest_of, publish
 from coldstart.published.tree import find_files
+from kvstore.tools.bench.daemon import Daemon, settings
+from tests.running import kvstore
+from tiers.bucket.objects import Objects
+from tiers.constants import SLAB_BYTES
+from tiers.dram.pages import choose_arena_path
 
 MODEL = "bench"
 FILES = 4
 LARGE_BYTES = 32 << 20  # of most tensors, as in models of 8 billion parameters and more
 SMALL_BYTES = (8 << 10, 8 << 10, 2 << 20)  # norms and biases between them
 PLAIN = "plain"
+SLACK_BYTES = 2 * SLAB_BYTES  # of an arena: what slabs round up, and as much for KV
 
 
 def make(directory: Path, size_bytes: int) -> None:
@@ -49,9 +58,9 @@ def make(directory: Path, size_bytes: int) -> None:
     (directory / "config.json").write_text('{"model_type": "random"}')
 
 
-async def put(bucket: Bucket, directory: Path) -> str:
+async def put(objects: Objects, directory: Path) -> str:
     """Publish it; its revision."""
-    objects, tree = bucket.objects(), find_files(directory)
+    tree = find_files(directory)
     files = await digested(tree, lambda *_: None)
     manifest = manifest_of(files, MODEL, "", "benchmarks", str(directory), 1.0, {})
     await publish(objects, tree, manifest, again=False, progress=lambda *_: None)
@@ -69,7 +78,23 @@ def made(bucket: Bucket, scratch: Path, size_bytes: int, is_plain: bool) -> tupl
     """In the bucket, and on the disk as a preload leaves it: that directory, and the URL of the plain files ("" without)."""
     source = scratch / "source"
     make(source, size_bytes)
-    asyncio.run(put(bucket, source))
+    asyncio.run(put(bucket.objects(), source))
     plain = put_plain(bucket, source) if is_plain else ""
     shutil.rmtree(source)
     return asyncio.run(preload(bucket.objects(), Home(scratch / "models"), MODEL)).path, plain
+
+
+@contextmanager
+def in_dram(scratch: Path, revision: Path, size_bytes: int) -> Iterator[Path]:
+    """A daemon that has the model in DRAM; its socket. Raises BenchError."""
+    models_bytes = size_bytes // SLAB_BYTES * SLAB_BYTES + SLACK_BYTES
+    arena_bytes = models_bytes + SLACK_BYTES
+    directory = choose_arena_path(None, "auto", arena_bytes, "bench").parent
+    models = revision.parents[2]
+    words = settings(directory, arena_bytes, models__dram_bytes=models_bytes, models__dir=str(models))
+    with Daemon(scratch / "d", words) as daemon:
+        daemon.wait_until_prefaulted(arena_bytes)
+        done = kvstore("model", "load", MODEL, f"--socket={daemon.socket_path}", f"--set=models.dir={models}")
+        if done.returncode:
+            raise BenchError(done.stderr)
+        yield daemon.socket_path
