@@ -159,7 +159,7 @@ def timed(work: Callable[[], object]) -> float:
 
 def limit_gbps(rounds: int) -> float:
     """One copy from pinned memory to the device."""
-    host = torch.randint(0, 255, (PINNED_BYTES,), dtype=torch.uint8).pin_memory(DEVICE)
+    host = torch.randint(0, 255, (PINNED_BYTES,), dtype=torch.uint8).pin_memory()
     there = torch.empty(PINNED_BYTES, dtype=torch.uint8, device=DEVICE)
     taken = [timed(lambda: there.copy_(host, non_blocking=True)) for _ in range(rounds + 1)]
     return PINNED_BYTES / statistics.median(taken[1:]) / 1e9

@@ -22,7 +22,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -32,6 +32,7 @@ from replication.formats.ranges import Size, Text, UnixS, Word
 from replication.formats.sealed import seal, unseal
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectDamaged
+from tiers.parsing import ParserErrors, parser_failure
 from tiers.together import in_thread
 
 MIB: Final = 1 << 20
@@ -41,6 +42,7 @@ MANIFEST_BYTES_MAX: Final = (
 )  # of a model of some 10 TB; whatever is in it, it takes less than 1 GiB to read
 MANIFEST_FILES_MAX: Final = 1 << 16
 MANIFEST_CHUNKS_MAX: Final = 1 << 20
+PAGE_CHUNKS_MAX: Final = 1 << 12  # decoded at once, in a millisecond that no other thread runs in
 PATH_BYTES_MAX: Final = 1024
 NAME_BYTES_MAX: Final = 255  # of a file, on every file system
 
@@ -54,14 +56,14 @@ _KEY: Final = re.compile(r"[0-9a-f]{32}")
 AT_ONCE_BYTES_MAX: Final = (
     128 << 10
 )  # decoded in the event loop, in about a millisecond; what is larger in a thread
-_MAGIC: Final = b"KVMODEL1"
+_MAGIC: Final = b"KVMODEL2"
 
 ModelName = Annotated[str, Meta(pattern=MODEL_NAME)]
 Sha256 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Xxh3 = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True):
+class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """sha256: which it is. checksum: xxh3_128 of its bytes."""
 
     sha256: Sha256
@@ -82,14 +84,11 @@ class File(msgspec.Struct, frozen=True, array_like=True):
     chunks: Annotated[list[int], Meta(max_length=MANIFEST_CHUNKS_MAX)]
 
 
-class Manifest(msgspec.Struct, frozen=True, array_like=True):
-    """One revision of a model, or the compile caches of one.
+Files = Annotated[list[File], Meta(max_length=MANIFEST_FILES_MAX)]
+_page = msgspec.msgpack.Decoder(Annotated[list[Chunk], Meta(max_length=PAGE_CHUNKS_MAX)])
 
-    content: as `content_of` its files. published_s: unix seconds by the publisher's clock, for people only. published_by:
-    who, in words. source: where it was before: a path, a repository. about: of caches, what they were made with.
-    chunks: each once, however often files have it.
-    """
 
+class _Head(msgspec.Struct, frozen=True, array_like=True):
     model: ModelName
     revision: ModelName
     content: Sha256
@@ -97,8 +96,25 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     published_by: Text
     source: Text
     about: Annotated[dict[Word, Text], Meta(max_length=64)]
-    chunks: Annotated[list[Chunk], Meta(max_length=MANIFEST_CHUNKS_MAX)]
-    files: Annotated[list[File], Meta(max_length=MANIFEST_FILES_MAX)]
+
+
+class _Written(_Head, frozen=True, array_like=True):
+    """A manifest as it is in its object: chunks in pages, each of them decoded by itself."""
+
+    chunks: Annotated[list[msgspec.Raw], Meta(max_length=MANIFEST_CHUNKS_MAX // PAGE_CHUNKS_MAX)]
+    files: Files
+
+
+class Manifest(_Head, frozen=True, array_like=True):
+    """One revision of a model, or the compile caches of one.
+
+    content: as `content_of` its files. published_s: unix seconds by the publisher's clock, for people only. published_by:
+    who, in words. source: where it was before: a path, a repository. about: of caches, what they were made with.
+    chunks: each once, however often files have it.
+    """
+
+    chunks: list[Chunk]
+    files: Files
 
     @property
     def name(self) -> str:
@@ -165,16 +181,32 @@ def content_of(files: Sequence[File]) -> bytes:
 
 
 def encode(manifest: Manifest) -> bytes:
-    return seal(_MAGIC, manifest)
+    chunks = manifest.chunks
+    pages = [
+        msgspec.Raw(msgspec.msgpack.encode(chunks[at : at + PAGE_CHUNKS_MAX]))
+        for at in range(0, len(chunks), PAGE_CHUNKS_MAX)
+    ]
+    return seal(_MAGIC, _Written(*_head_of(manifest), pages, manifest.files))
+
+
+def _head_of(written: _Head) -> list[Any]:
+    return [getattr(written, name) for name in _Head.__struct_fields__]
 
 
 def decode(content: bytes | memoryview, where: str) -> Manifest:
     """where: its name, for people. Raises Damaged."""
     if is_of_other_version(content):
+        found = bytes(content[:8])
+        which = "a newer" if found > _MAGIC else "an older"
         raise Damaged(
-            f"{where}: of format {bytes(content[:8])!r}, known here is {_MAGIC!r}: a newer kvstore has written it"
+            f"{where}: of format {found!r}, known here is {_MAGIC!r}: {which} kvstore has written it"
         )
-    manifest = unseal(_MAGIC, content, Manifest, where, MANIFEST_BYTES_MAX)
+    written = unseal(_MAGIC, content, _Written, where, MANIFEST_BYTES_MAX)
+    try:
+        chunks = [chunk for page in written.chunks for chunk in _page.decode(page)]
+    except ParserErrors as error:
+        raise Damaged(f"{where}: not understood: {parser_failure(error)}") from error
+    manifest = Manifest(*_head_of(written), chunks, written.files)
     if wrong := wrong_of_manifest(manifest):
         raise Damaged(f"{where}: {wrong}")
     return manifest

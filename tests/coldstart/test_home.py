@@ -221,7 +221,7 @@ def test_what_is_filled_again_writes_into_its_own_files_only(
 def test_a_damaged_mark_is_no_revision(tmp_path: Path, bring: Callable[..., Path]) -> None:
     """It is said, it may be evicted, and preloading fills the place anew."""
     path = bring("a")
-    (path / home_module.MARK).write_bytes(b"KVMODEL1 nonsense")
+    (path / home_module.MARK).write_bytes(b"KVMODEL2 nonsense")
     with pytest.raises(FilesWrong, match=r"\.kvstore-model"):
         Home(tmp_path).find("a")
     assert Home(tmp_path).revisions() == []
@@ -278,7 +278,7 @@ def test_what_is_whole_no_more_counts_and_leaves_first(tmp_path: Path, bring: Ca
     (strange / "w.bin").write_bytes(bytes(4 * MODEL_BYTES))
     for model in ("a", "b", "c"):
         path = bring(model)
-    (path / home_module.MARK).write_bytes(b"KVMODEL1 nonsense")
+    (path / home_module.MARK).write_bytes(b"KVMODEL2 nonsense")
     bring("d")
     assert there(tmp_path) == {"a", "b", "d"} and not path.exists()
     assert (strange / "w.bin").stat().st_size == 4 * MODEL_BYTES

@@ -20,6 +20,7 @@ from replication.formats import manifests
 from replication.formats.manifests import (
     MANIFEST_BYTES_MAX,
     MANIFEST_CHUNKS_MAX,
+    PAGE_CHUNKS_MAX,
     Chunk,
     File,
     Manifest,
@@ -140,8 +141,10 @@ def largest(kind: str) -> bytes:
         return b"\x94" + pack(path) + pack(size) + pack(bytes(32)) + places
 
     def chunks(count: int) -> bytes:
-        each = (pack((bytes(28) + number.to_bytes(4, "big"), bytes(16), 1)) for number in range(count))
-        return many(count, b"".join(each))
+        each = [pack((bytes(28) + number.to_bytes(4, "big"), bytes(16), 1)) for number in range(count)]
+        starts = range(0, count, PAGE_CHUNKS_MAX)
+        pages = (each[start : start + PAGE_CHUNKS_MAX] for start in starts)
+        return many(len(starts), b"".join(many(len(page), b"".join(page)) for page in pages))
 
     no_places = many(0, b"")
     if kind == "places":  # of three bytes, each a number of its own in memory
@@ -160,16 +163,29 @@ def largest(kind: str) -> bytes:
         files = (file(f"{number:04x}" + "/a" * 450, 0, no_places) for number in range(1 << 16))
         body = chunks(0) + many(1 << 16, b"".join(files))
     head = b"\x99" + b"".join(map(pack, ("m", "r", bytes(32), 1.0, "x", "y", {})))
-    whole = head + body
-    return struct.pack("<8sII16s", b"KVMODEL1", len(whole), 0, xxhash.xxh3_128_digest(whole)) + whole
+    return sealed(head + body)
 
 
-def test_a_manifest_of_a_later_format_is_said_to_be_one() -> None:
-    """Not damaged, but newer: what to do about it follows from that."""
-    with pytest.raises(
-        Damaged, match=r"x: of format b'KVMODEL2', known here is b'KVMODEL1': a newer kvstore"
-    ):
-        decode(b"KVMODEL2" + encode(manifest_of(FILES))[8:], "x")
+@pytest.mark.parametrize(("magic", "which"), [(b"KVMODEL3", "a newer"), (b"KVMODEL1", "an older")])
+def test_a_manifest_of_another_format_is_said_to_be_one(magic: bytes, which: str) -> None:
+    """Not damaged, but newer or older: what to do about it follows from that."""
+    with pytest.raises(Damaged, match=f"x: of format {magic!r}, known here is b'KVMODEL2': {which} kvstore"):
+        decode(magic + encode(manifest_of(FILES))[8:], "x")
+
+
+def test_pages_of_chunks_are_bounded() -> None:
+    """Each is decoded at once, while nothing else runs: one that is too long, or no page at all, is damaged."""
+    pack, chunks = msgspec.msgpack.encode, [chunk_of(bytes([number])) for number in range(200)] * 25
+    for page in (pack(chunks), pack("no page"), pack([("no", "chunk", 1)])):
+        body = (
+            b"\x99" + b"".join(map(pack, ("m", "r", bytes(32), 1.0, "x", "y", {}))) + b"\x91" + page + b"\x90"
+        )
+        with pytest.raises(Damaged, match="x: not understood"):
+            decode(sealed(body), "x")
+
+
+def sealed(whole: bytes) -> bytes:
+    return struct.pack("<8sII16s", b"KVMODEL2", len(whole), 0, xxhash.xxh3_128_digest(whole)) + whole
 
 
 @pytest.mark.parametrize(
