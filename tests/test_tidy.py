@@ -77,7 +77,7 @@ LINES_MAX = {
     "replication/catalogue": 1100,
     "replication/erasure": 780,
     "replication/feed": 1424,
-    "replication/formats": 2030,
+    "replication/formats": 2060,
     "replication/keeper": 650,
     "replication/mirror": 2150,
     "replication/models": 450,
