@@ -197,7 +197,7 @@ def test_a_manifest_that_cannot_be_is_one_line(kind: str, bucket: Path) -> None:
     good = manifest_of({"a.txt": [b"x"]}, model="m", revision="v1")
     climbing = manifest_of({"../a.txt": [b"x"]}, model="m", revision="v1")
     content = {
-        "future": b"KVMODEL2" + encode(good)[8:],
+        "future": b"KVMODEL3" + encode(good)[8:],
         "climbing": encode(climbing),
         "flipped": encode(good)[:-1] + b"\x07",
         "other": encode(manifest_of({"a.txt": [b"x"]}, model="n", revision="v1")),
