@@ -186,11 +186,11 @@ def encode(manifest: Manifest) -> bytes:
         msgspec.Raw(msgspec.msgpack.encode(chunks[at : at + PAGE_CHUNKS_MAX]))
         for at in range(0, len(chunks), PAGE_CHUNKS_MAX)
     ]
-    return seal(_MAGIC, _Written(*_head_of(manifest), pages, manifest.files))
+    return seal(_MAGIC, _Written(**_head_of(manifest), chunks=pages, files=manifest.files))
 
 
-def _head_of(written: _Head) -> list[Any]:
-    return [getattr(written, name) for name in _Head.__struct_fields__]
+def _head_of(written: _Head) -> dict[str, Any]:
+    return {name: getattr(written, name) for name in _Head.__struct_fields__}
 
 
 def decode(content: bytes | memoryview, where: str) -> Manifest:
@@ -206,7 +206,7 @@ def decode(content: bytes | memoryview, where: str) -> Manifest:
         chunks = [chunk for page in written.chunks for chunk in _page.decode(page)]
     except ParserErrors as error:
         raise Damaged(f"{where}: not understood: {parser_failure(error)}") from error
-    manifest = Manifest(*_head_of(written), chunks, written.files)
+    manifest = Manifest(**_head_of(written), chunks=chunks, files=written.files)
     if wrong := wrong_of_manifest(manifest):
         raise Damaged(f"{where}: {wrong}")
     return manifest
