@@ -21,7 +21,7 @@ from benchmarks.bench import PARTS, plan
 from benchmarks.bench.figures import FIGURES
 from kvstore.tools.cli import OK, USAGE, CliError, Parser
 from kvstore.tools.cli.commands import bench
-from kvstore.tools.cli.commands.region import region_place
+from kvstore.tools.cli.commands.region import load_deployment
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +50,7 @@ def _to_region(args: argparse.Namespace, chosen: plan.Plan) -> plan.Plan:
         return chosen
     if not args.region:
         raise CliError("bench: --to needs --region NAME, the region to copy from", exit_code=USAGE)
-    place = region_place(args, args.to, "bench --to")
+    place = load_deployment(args).place(args.to, "bench --to")
     return replace(chosen, mirror_url=place.url, mirror_options=place.options())
 
 

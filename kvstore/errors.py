@@ -1,6 +1,7 @@
 """What can go wrong, grouped by when it happens.
 
     KvstoreError
+    ├── ConfigError         settings cannot be used
     ├── StartError          the daemon does not start; nothing was changed
     ├── RequestError        the daemon refuses one request; `code` travels in the Error frame
     │   └── ConnectionRefused   …and closes the connection after saying so
@@ -23,6 +24,15 @@ class KvstoreError(Exception):
 
 
 # Starting the daemon ----------------------------------------------------------------
+
+
+class ConfigError(KvstoreError):
+    """The configuration cannot be used. problems: one clear line each."""
+
+    def __init__(self, problems: list[str], missing_file: bool = False) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+        self.missing_file = missing_file
 
 
 class StartError(KvstoreError):

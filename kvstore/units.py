@@ -39,12 +39,12 @@ __all__ = [
 ]
 
 NOTHING = "–"  # where a figure does not exist, as opposed to being 0
-_NUMBER_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+_NUMBER_UNIT = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*")
 _BYTE_UNITS = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
 _BYTES_OF = {"": 1, "B": 1, **{name.upper(): factor for name, factor in _BYTE_UNITS}}
 _SECONDS_OF = {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
-_RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(i?)([bB])(?:ps|/s)\s*")
+_RATE = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([kKMGT]?)(i?)([bB])(?:ps|/s)\s*")
 _FACTORS = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 
 

@@ -46,7 +46,7 @@ LINES_MAX = {
     "connectors/device": 710,
     "connectors/transfer": 1490,
     "connectors/vllm": 4480,
-    "kvstore": 1040,
+    "kvstore": 1050,
     "kvstore/client": 2550,
     "kvstore/commands": 1060,
     "kvstore/daemon": 5520,

@@ -356,6 +356,8 @@ class Home:
 
     def evict(self, model: str, revision: str = "") -> str:
         """Its revision. Raises ModelMissing, InUse."""
+        if not self.path.is_dir():
+            raise ModelMissing(f"{name_of(model, revision)}: not on this disk: there is no {self.path}")
         with self._locked():
             chosen = revision or self._main(model)
             path, name = self.place(model, chosen), name_of(model, chosen)

@@ -77,7 +77,7 @@ class Presence:
     def _saw_socket(self, seen: Seen) -> None:
         problem, another = seen
         if another is not None and self._door.listen_at(another):  # at a stop we have removed it ourselves
-            log.warning("socket %s: somebody removed or replaced it; it was made again", self._door.path)
+            log.warning("socket %s: it was removed or replaced, and made again", self._door.path)
         self._saw("socket", problem)
 
 

@@ -62,6 +62,10 @@ class Signals:
         for number in (signal.valid_signals() - _LEFT_ALONE - _SILENT) | meant.keys():
             with contextlib.suppress(OSError, ValueError, RuntimeError):
                 loop.add_signal_handler(number, meant.get(number) or self._ignored(number))
+        with contextlib.suppress(
+            OSError, ValueError, RuntimeError
+        ):  # where its threads are, beside the line of the log
+            faulthandler.register(signal.SIGQUIT, sys.stderr.fileno(), chain=True)
         for number in self._came:
             (meant.get(number) or self._ignored(number))()
         self._came.clear()

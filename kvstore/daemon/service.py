@@ -203,12 +203,16 @@ class Service:
             if self._has_served:
                 self._save_what_waited()
             if all(closed):
-                # A start that failed is no clean stop: what an earlier daemon left stays, a new arena goes.
-                keep = self.config.dram.keep_on_stop if self._has_served else self.storage.arena.adopted
+                keep = self._keeps_arena()
                 self.storage.close(keep_arena=keep)
                 self._tell_what_stays(keep)
             else:  # a thread may write into the arena as long as this process lives
                 log.error("a read or write of NVMe, or of the bucket, hangs; stopping as after a crash")
+
+    def _keeps_arena(self) -> bool:
+        """A start that failed is no clean stop: what an earlier daemon left stays, a new arena goes. An empty one is worth nothing."""
+        keep = self.config.dram.keep_on_stop if self._has_served else self.storage.arena.adopted
+        return keep and self.storage.arena.stats().used_bytes > 0
 
     def _end_children(self, for_good: bool = False) -> None:
         """for_good: wait for their end."""

@@ -55,9 +55,10 @@ def test_who_is_connected_and_what_was_slow(place: Place, serve: Callable[..., D
     [
         (["clients", "--interval", "soon"], 2, "clients: --interval soon: not a time"),
         (["clients", "--kill", "-1"], 2, "clients: "),
-        (["clients", "--kill", "0"], 2, "clients: --kill 0: an id of `kvstore clients`, 1 or more"),
-        (["clients", "--kill", "9" * 40], 2, "an id of `kvstore clients`"),
-        (["clients", "--kill", "٣"], 4, "No such file"),
+        (["clients", "--kill", "0"], 2, "argument --kill: 0: allowed are whole numbers from 1"),
+        (["clients", "--kill", "9" * 40], 2, "argument --kill: 999"),
+        (["clients", "--kill", "٣"], 2, "argument --kill: ٣"),
+        (["clients", "--kill", "3"], 4, "No such file"),
         (["slow"], 4, "No such file"),
     ],
 )

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.daemon.config.config import Config, keys, sections, value_of
-from kvstore.daemon.config.config_sources import ConfigError, Given, load, variable
+from kvstore.daemon.config.config_sources import Given, load, variable
+from kvstore.errors import ConfigError
 from tests.running import kvstore
 
 SAMPLE = Path(__file__).parents[2] / "deploy" / "kvstore.toml"

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.daemon.config import config_sources
-from kvstore.daemon.config.config_sources import ConfigError
 from kvstore.daemon.data_dir import MARK, hold
-from kvstore.errors import DataDirError
+from kvstore.errors import ConfigError, DataDirError
 from tiers.files import replace_file
 
 

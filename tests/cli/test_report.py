@@ -634,7 +634,7 @@ def test_wrong_options_are_one_line(filled: Place, tmp_path: Path) -> None:
             ["--by", "tier,moon"],
             "report: --by moon: known are tier, reason, model, tenant, region, hour, minute",
         ),
-        (["--by", ""], "report: --by (nothing): known are tier,"),
+        (["--by", ""], "report: argument --by: is empty"),
         (["--since", "yesterday"], "--since yesterday: allowed are a time span"),
         (["--since", "1h", "--until", "2h"], "--until 2h: not later than --since 1h"),
         (["--until", "soon"], "--until soon: allowed are a time span"),

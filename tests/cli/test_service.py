@@ -99,11 +99,14 @@ def test_a_stop_flushes_to_nvme(place: Place, serve: Serve) -> None:
 
 
 def test_the_arena_can_be_given_back(place: Place, serve: Serve) -> None:
-    """dram.keep_on_stop = false: a clean stop frees the shared memory."""
-    daemon = serve(place, *place.arguments, "--set=dram.keep_on_stop=false")
-    arena = place.arena()
-    assert daemon.stop() == 0
-    assert not arena.exists()
+    """dram.keep_on_stop = false: a clean stop frees the shared memory; so does one with nothing in it."""
+    for keep in ("false", "true"):
+        daemon = serve(place, *place.arguments, f"--set=dram.keep_on_stop={keep}")
+        arena = place.arena()
+        if keep == "false":
+            put(place.socket)
+        assert daemon.stop() == 0
+        assert not arena.exists()
 
 
 def test_a_second_daemon_names_the_first(place: Place, serve: Serve) -> None:

@@ -310,7 +310,7 @@ def test_without_a_key_nothing_is_taken_or_published(there: Deployment) -> None:
 
 def test_caches_that_cannot_be_published_stop_the_model_too(there: Deployment) -> None:
     """What is wrong with them, or with what they are of, is said before anything of the model is put."""
-    for words, code in ((["--tp", "0"], 2), (["--with-cache", there.into / "none"], 1)):
+    for words, code in ((["--tp", "0"], 2), (["--with-cache", there.into / "none"], 3)):
         refused = there.publish(*words)
         assert refused.returncode == code and len(refused.stderr.splitlines()) == 1, refused.stderr
     assert not list(there.bucket.iterdir())

@@ -92,7 +92,7 @@ def test_what_goes_wrong_is_one_line(node: Node) -> None:
         (3, "not on this disk", ["load", "other"]),
         (3, "not in DRAM", ["unload", "tiny"]),
         (3, "not in DRAM", ["unload", "tiny@r1"]),
-        (1, "allowed are", ["load", "../tiny"]),
+        (2, "allowed are", ["load", "../tiny"]),
         (1, "damaged in disk", ["load", "damaged"]),
         (1, "models.dram_bytes", ["load", "large"]),
         (4, "Start it with", ["load", "tiny", f"--socket={node.place.path / 'nobody'}"]),

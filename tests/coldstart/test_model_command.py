@@ -109,8 +109,15 @@ def test_wrong_words_are_one_line(tmp_path: Path, bucket: Path) -> None:
     """What, and what is allowed; 2 for words, 3 for what is not there, 1 for files that are no model."""
     directory = make_model(tmp_path / "Tiny")
     refused(3, "no such directory", "publish", tmp_path / "gone", "--name=m", to=bucket)
-    refused(1, "model Tiny: allowed are up to 96 of a-z", "publish", directory, "--name=Tiny", to=bucket)
-    refused(1, "revision ../x: allowed are", "publish", directory, "--name=m", "--revision=../x", to=bucket)
+    refused(
+        2,
+        "Tiny: allowed are NAME and NAME@REVISION, each of up to 96 of a-z",
+        "publish",
+        directory,
+        "--name=Tiny",
+        to=bucket,
+    )
+    refused(2, "../x: allowed are NAME", "publish", directory, "--name=m", "--revision=../x", to=bucket)
     refused(2, "arguments are required: --name", "publish", directory, to=bucket)
     refused(3, "no model m: there is none", "show", "m", to=bucket)
     refused(3, "no model m: there is none", "rm", "m@v1", to=bucket)

@@ -112,7 +112,7 @@ def test_a_machine_is_measured(tmp_path: Path) -> None:
         ([], "NAME or --size"),
         (["a", "--size", "1GiB"], "NAME or --size"),
         ([*WORDS, "--nic", "100Gb"], "not a rate"),
-        ([*WORDS, "--nodes", "0"], "allowed are 1 to"),
+        ([*WORDS, "--nodes", "0"], "whole numbers from 1 to"),
         ([*WORDS, "--measure"], ""),
         ([*WORDS, "--directory", "/"], "is for --measure"),
         ([*WORDS, "--start", "2d"], "allowed are"),

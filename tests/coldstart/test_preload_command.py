@@ -104,7 +104,7 @@ def test_what_a_user_gets_wrong_is_one_line(node: Node) -> None:
     """A model that there is not, a name that is none, a place that cannot be written to."""
     for code, says, words in (
         (3, "no model nothing", ["nothing"]),
-        (1, "allowed are", ["../tiny"]),
+        (2, "allowed are", ["../tiny"]),
         (1, "models.dir", ["tiny", "--set=models.dir=/proc/models"]),
         (2, "models.nvme_bytes", ["tiny", "--set=models.nvme_bytes=12"]),
     ):

@@ -16,7 +16,8 @@ import pytest
 from examples.kv_events.mirror import Held
 from kvstore.client import Client, ClientError, Namespace, Refused
 from kvstore.daemon.config.config import binds
-from kvstore.daemon.config.config_sources import ConfigError, load
+from kvstore.daemon.config.config_sources import load
+from kvstore.errors import ConfigError
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from tests.events.following import Following, wait_until
 from tests.region.proxy import Proxy

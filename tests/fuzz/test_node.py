@@ -19,12 +19,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstore.daemon.config.config_sources import ConfigError, load
+from kvstore.daemon.config.config_sources import load
 from kvstore.daemon.config.regions_file import RegionsFileError, load_regions
 from kvstore.daemon.last_run import LastRun, Serving
 from kvstore.durable.demand import Demand
 from kvstore.durable.demand_file import DemandFile
-from kvstore.errors import ReplayError
+from kvstore.errors import ConfigError, ReplayError
 from kvstore.health.write_budget import Ledger
 from kvstore.health.write_budget_file import WriteBudgetFile
 from kvstore.index.namespaces import NamespaceRegistry

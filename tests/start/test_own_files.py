@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from kvstore.daemon.config.config_sources import ConfigError, load
+from kvstore.daemon.config.config_sources import load
 from kvstore.daemon.config.regions_file import RegionsFileError, load_regions
 from kvstore.daemon.data_dir import hold
 from kvstore.daemon.last_run import LastRun
 from kvstore.durable.demand import Demand
 from kvstore.durable.demand_file import DemandFile
-from kvstore.errors import ReplayError, StartError
+from kvstore.errors import ConfigError, ReplayError, StartError
 from kvstore.health.write_budget_file import WriteBudgetFile
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.totals import Totals

@@ -82,7 +82,7 @@ def test_a_lost_socket_is_made_again(place: Place, serve: Serve, lose: Callable[
         assert stat.S_IMODE(at.socket.stat().st_mode) == 0o600
         assert health(client) == {"ok": True, "problems": []}
         assert client.status()["daemon"]["pid"] == daemon.process.pid
-    assert daemon.log().count("somebody removed or replaced it; it was made again") == 1
+    assert daemon.log().count("it was removed or replaced, and made again") == 1
     assert daemon.stop() == 0
     assert not at.socket.exists()
 

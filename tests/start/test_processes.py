@@ -145,7 +145,7 @@ def test_nobody_reads(place: Place, start: Start, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_signals_that_mean_nothing(place: Place, start: Start, kind: str) -> None:
-    """Each is a line, and the process goes on."""
+    """Each is a line, and the process goes on; where its threads are is written at SIGQUIT."""
     meant = {signal.SIGHUP} if kind == "serve" else set()
     process = start(kind)
     process.read("stdout", "stderr")
@@ -153,6 +153,7 @@ def test_signals_that_mean_nothing(place: Place, start: Start, kind: str) -> Non
     for number in sorted(ENDED - meant):
         process.process.send_signal(number)
         until(lambda number=number: b"signal %d (" % number in process.said["stderr"], f"of {number}")  # type: ignore[misc]
+    until(lambda: b"most recent call first" in process.said["stderr"], "the stacks")
     for number in sorted(_SILENT | meant):
         process.process.send_signal(number)
     assert is_up(kind, place, process)

@@ -27,6 +27,7 @@ from pydantic import ValidationError
 
 from kvstore.constants import CONFIG_FILE_BYTES_MAX, CONFIG_SHOWN_CHARS_MAX
 from kvstore.daemon.config.config import DEFAULT_FILE, Config, keys, misfits, sections, value_of
+from kvstore.errors import ConfigError
 from kvstore.units import printable
 from tiers.reading import Unreadable, as_toml, read_text
 
@@ -60,15 +61,6 @@ class Loaded:
     config: Config
     given: Mapping[str, Given]
     file: Path | None
-
-
-class ConfigError(Exception):
-    """The configuration cannot be used. problems: one clear line each."""
-
-    def __init__(self, problems: Sequence[str], missing_file: bool = False) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = list(problems)
-        self.missing_file = missing_file
 
 
 def load(
@@ -257,6 +249,14 @@ def _validated(given: Mapping[str, Given], problems: list[str], alone: bool = Fa
     return config
 
 
+# In place of those that only make sense to who knows pydantic.
+_MESSAGES = {
+    "string_pattern_mismatch": "allowed are letters, digits and . _ -",
+    "path_type": "allowed is text: an absolute path",
+    "tuple_type": "allowed is a list",
+}
+
+
 def _explained(error: ValidationError, given: Mapping[str, Given]) -> list[str]:
     """One line per key: where it stands, its value, what is allowed."""
     said: dict[str, str] = {}
@@ -265,6 +265,8 @@ def _explained(error: ValidationError, given: Mapping[str, Given]) -> list[str]:
         entry = given.get(key)
         value = entry.value if entry is not None else detail["input"]
         message = str(detail.get("ctx", {}).get("error") or detail["msg"]).replace("Input should", "should")
+        if detail["type"] in _MESSAGES:
+            message = _MESSAGES[detail["type"]]
         if key not in said:
             said[key] = f"{entry.where if entry else 'default'}: {key} = {_shown(value)}: {message}"
     return list(said.values())

@@ -61,9 +61,12 @@ _ENDPOINT = re.compile(r"https?://[^\s/@?#]+")
 class RegionsFileError(StartError):
     """The regions file cannot be used. problems: one line each."""
 
-    def __init__(self, *problems: str) -> None:
+    heals = False
+
+    def __init__(self, *problems: str, is_missing: bool = False) -> None:
         super().__init__("; ".join(problems))
         self.problems = problems
+        self.is_missing = is_missing
 
 
 def _url(value: str) -> str:
@@ -190,7 +193,7 @@ def load_regions(path: Path) -> Deployment:
     try:
         said = as_toml(path, read_text(path, CONFIG_FILE_BYTES_MAX))
     except Unreadable as error:
-        raise RegionsFileError(str(error)) from error
+        raise RegionsFileError(str(error), is_missing=error.is_missing) from error
     try:
         deployment = Deployment.model_validate(said)
     except ValidationError as error:

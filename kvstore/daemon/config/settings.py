@@ -17,17 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvstore.daemon.config.config import DEFAULT_FILE, Config, keys, plain, value_of
-from kvstore.daemon.config.config_sources import (
-    ConfigError,
-    Given,
-    Loaded,
-    nearest,
-    parse_one,
-    variable,
-    written,
-)
+from kvstore.daemon.config.config_sources import Given, Loaded, nearest, parse_one, variable, written
 from kvstore.daemon.config.reloading import CHANGEABLE, InForce, apply, carry_out
-from kvstore.errors import BadRequest
+from kvstore.errors import BadRequest, ConfigError
 from kvstore.units import format_bytes
 
 log = logging.getLogger("kvstore.daemon.settings")

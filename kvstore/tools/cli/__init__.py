@@ -22,8 +22,10 @@ import difflib
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -53,7 +55,7 @@ HEADINGS = {
         "explain": "where a prompt would hit, block by block, and why not",
         "disks": "the NVMe directories of this node: which disks they are, how they are; accept or forget one",
         "doctor": "whether this machine is fit for the cache, the daemon is well, and what to do where not",
-        "fsck": "prove that the books balance; verify and repair stored records",
+        "fsck": "check that index, memory and disks agree; verify and repair stored records",
     },
     "keep and drop": {
         "retention": "what is pinned, what expires, and who may hold how much",
@@ -94,6 +96,12 @@ _NEEDED = frozenset(
 )
 
 
+# Of which nothing is a value: a tenant without a name, a setting that is turned off.
+_MAY_BE_EMPTY = frozenset({"tenant", "salt", "value", "access"})
+PATH_BYTES_MAX, NAME_BYTES_MAX = 4095, 255  # of the kernel
+WORD_CHARS_MAX = 400  # of one word in a line for people; a longer one is cut in its middle
+
+
 class CliError(Exception):
     """Something the user can put right. Printed line by line, without a traceback."""
 
@@ -106,19 +114,30 @@ class CliError(Exception):
 class Parser(argparse.ArgumentParser):
     """Says in one line what is wrong, with the nearest valid word."""
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, with the nearest option in place of one that it does not know."""
-        found, left = self.parse_known_args(args, namespace)
-        self.refuse(left)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._negative_number_matcher = re.compile(r"-[\d.]")  # "-1h" is a wrong time, and no option
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Refuses what no argument can be: nothing, and what the kernel takes for no path."""
+        given = arg_strings[:1] if action.nargs == argparse.PARSER else arg_strings
+        if action.dest not in _MAY_BE_EMPTY and any(not text.strip() for text in given):
+            raise argparse.ArgumentError(action, "is empty")
+        found = super()._get_values(action, arg_strings)
+        if action.type is Path and action.dest != "socket":
+            for text in given:
+                _require_path(action, text)
         return found
 
-    def refuse(self, left: Sequence[str]) -> None:
-        """Raise CliError where words are left that it does not know."""
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's; what it does not know is refused here, where its options are known, with the nearest one."""
+        found, left = super().parse_known_args(args, namespace)
         if left:
             known = [option for action in self._actions for option in action.option_strings]
             close = difflib.get_close_matches(left[0].partition("=")[0], known, 1)
             hint = f": did you mean {close[0]}?" if close else ""
             self.error(f"unrecognized arguments: {' '.join(left)}{hint}")
+        return found, left
 
     def error(self, message: str) -> NoReturn:
         command = self.prog.removeprefix("kvstore ")
@@ -127,6 +146,13 @@ class Parser(argparse.ArgumentParser):
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
         """As anything else is printed: argparse itself is silent where stdout cannot be written."""
         print(self.format_help(), end="", file=file)
+
+
+def _require_path(action: argparse.Action, text: str) -> None:
+    names = map(len, map(os.fsencode, text.split("/")))
+    if len(os.fsencode(text)) > PATH_BYTES_MAX or max(names) > NAME_BYTES_MAX:
+        allowed = f"{PATH_BYTES_MAX} bytes, {NAME_BYTES_MAX} between two slashes"
+        raise argparse.ArgumentError(action, f"{text}: too long for a path: allowed are {allowed}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -178,13 +204,46 @@ def _told(words: list[str]) -> int:
                 "install; pip install kvstore-llm in an environment of its own has the command"
             )
         )
+    except Exception as error:
+        if (failure := _failure_of(error)) is None:
+            raise
+        code = _say(failure)
     sys.stdout.flush()
     return code
 
 
+def _failure_of(error: Exception) -> CliError | None:
+    """Every failure that is known, where no command says it in words of its own; None for a bug of ours."""
+    from coldstart.errors import ModelError, ModelMissing
+    from kvstore.errors import ConfigError, StartError
+    from replication.errors import ReplicationError
+    from tiers.errors import ObjectUnavailable, OpenError, TierError
+
+    if isinstance(error, (StartError, OpenError)):
+        missing = isinstance(error, StartError) and error.is_missing
+        code = (
+            NOT_FOUND if missing else FAILED if error.heals else USAGE
+        )  # tells a supervisor whether to try again
+    elif isinstance(error, ConfigError):
+        code = NOT_FOUND if error.missing_file else USAGE
+    elif isinstance(error, ModelError):
+        code = NOT_FOUND if isinstance(error, ModelMissing) else FAILED
+    elif isinstance(error, (ReplicationError, TierError)):
+        code = UNREACHABLE if isinstance(error, ObjectUnavailable) else FAILED
+    else:
+        return None
+    return CliError(*getattr(error, "problems", (str(error),)), exit_code=code)
+
+
+_LONG_WORD, _CUT = (
+    re.compile(rf"(\S{{{WORD_CHARS_MAX // 2}}})\S{{{WORD_CHARS_MAX // 2},}}(\S{{40}})"),
+    r"\1…\2",
+)
+
+
 def _say(error: CliError) -> int:
     for problem in error.problems:
-        print(f"kvstore: {problem}", file=sys.stderr)
+        print(f"kvstore: {_LONG_WORD.sub(_CUT, problem)}", file=sys.stderr)
     return error.exit_code
 
 
@@ -206,6 +265,8 @@ def _run(words: list[str]) -> int:
     command = words[0] if words else ""
     if command not in COMMANDS:
         return _no_command(words)
+    if (wrong := next((word for word in words if "\0" in word), None)) is not None:
+        raise CliError(f"{command}: {wrong}: a NUL character is not allowed", exit_code=USAGE)
     module = module_of(command)
     try:
         args = parser_of(command).parse_args(words[1:])

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvstore.errors import StartError
-from kvstore.tools.cli import FAILED, NOT_FOUND, USAGE, CliError
+from kvstore.constants import SOCKET_PATH_BYTES_MAX
+from kvstore.tools.cli import NOT_FOUND, USAGE, CliError
 from kvstore.units import exact_bytes, exact_duration, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
     from kvstore.daemon.config.config_sources import Loaded
-    from tiers.errors import OpenError
 
 N = TypeVar("N", int, float)
+DAYS_MAX = 3650
 
 
-def add_config_arguments(parser: argparse.ArgumentParser, *outputs: str) -> None:
-    """--config, --data-dir, --socket and --set: everything that shapes the configuration. outputs: of -o, where there is one."""
+def add_config_argument(parser: argparse.ArgumentParser) -> None:
+    """--config alone."""
     parser.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
         help="configuration file (default: $KVSTORE_CONFIG, else /etc/kvstore/kvstore.toml if it is there)",
     )
+
+
+def add_config_arguments(parser: argparse.ArgumentParser, *outputs: str) -> None:
+    """--config, --data-dir, --socket and --set: everything that shapes the configuration. outputs: of -o, where there is one."""
+    add_config_argument(parser)
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="same as --set data_dir=DIR")
     parser.add_argument("--socket", type=Path, metavar="PATH", help="same as --set socket_path=PATH")
     parser.add_argument(
@@ -75,11 +81,12 @@ def is_of_node(args: argparse.Namespace) -> bool:
 
 
 def node_files(args: argparse.Namespace) -> dict[str, Any]:
-    """Certificates and token, by what kvstore.remote.Node calls them."""
-    return {
-        word: getattr(args, name) or os.environ.get(f"KVSTORE_{name.upper()}")
-        for name, (word, _) in NODE_FILES.items()
-    }
+    """Certificates and token, by what kvstore.remote.Node calls them. Raises CliError."""
+    files = {name: getattr(args, name) or os.environ.get(f"KVSTORE_{name.upper()}") for name in NODE_FILES}
+    for path in filter(None, files.values()):
+        if not os.path.lexists(path):
+            raise CliError(f"{args.called}: {path}: no such file", exit_code=NOT_FOUND)
+    return {NODE_FILES[name][0]: path for name, path in files.items()}
 
 
 def add_output_argument(parser: argparse.ArgumentParser, *choices: str) -> None:
@@ -91,6 +98,47 @@ def add_output_argument(parser: argparse.ArgumentParser, *choices: str) -> None:
         default=choices[0],
         help=f"form of the output (default {choices[0]})",
     )
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """The type of an argument that is a whole number."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch("[0-9]{1,18}", text) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text}: allowed are whole numbers from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
+def days(text: str) -> float:
+    """The type of an argument that is a number of days."""
+    number = float(text) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) else 0.0
+    if not 0 < number <= DAYS_MAX:
+        raise argparse.ArgumentTypeError(f"{text}: allowed are more than 0, up to {DAYS_MAX}")
+    return number
+
+
+def model_name(text: str) -> str:
+    """The type of an argument that names a model, NAME or NAME@REVISION."""
+    from replication.formats.manifests import is_model_name
+
+    if text and not all(map(is_model_name, text.split("@", 1))):
+        each = "each of up to 96 of a-z 0-9 . _ -, the first one a letter or a digit"
+        raise argparse.ArgumentTypeError(f"{text}: allowed are NAME and NAME@REVISION, {each}")
+    return text
+
+
+def add_model_name(parser: argparse.ArgumentParser, **about: Any) -> None:
+    """The positional argument of a command that is about one model."""
+    parser.add_argument("name", type=model_name, **about)
+
+
+def plain_name(text: str) -> str:
+    """The type of an argument that names a model, or a revision, alone."""
+    if "@" in text:
+        raise argparse.ArgumentTypeError(f"{text}: allowed is a name without @")
+    return model_name(text)
 
 
 def names(option: str, given: Iterable[str], known: Collection[str]) -> list[str]:
@@ -129,9 +177,9 @@ def _within(
 
 
 def load_config(args: argparse.Namespace, **more: str | None) -> Loaded:
-    """The configuration these arguments ask for. more: of flags of a command, by their keys with __ for the point. Raises CliError
+    """The configuration these arguments ask for. more: of flags of a command, by their keys with __ for the point. Raises ConfigError
     with every problem in it."""
-    from kvstore.daemon.config.config_sources import ConfigError, load
+    from kvstore.daemon.config.config_sources import load
 
     absolute = {"data_dir": ("--data-dir", args.data_dir), "socket_path": ("--socket", args.socket)}
     flags = {key: (flag, str(path.absolute())) for key, (flag, path) in absolute.items() if path is not None}
@@ -139,22 +187,15 @@ def load_config(args: argparse.Namespace, **more: str | None) -> Loaded:
         if text is not None:
             key = name.replace("__", ".")
             flags[key] = (f"--{key.rpartition('.')[2]}", text)
-    try:
-        return load(args.config, args.set, flags)
-    except ConfigError as error:
-        raise CliError(*error.problems, exit_code=NOT_FOUND if error.missing_file else USAGE) from error
-
-
-def start_failure(error: StartError | OpenError) -> CliError:
-    """What could not be opened, with the exit code that tells a supervisor whether to try again."""
-    if isinstance(error, StartError) and error.is_missing:
-        return CliError(str(error), exit_code=NOT_FOUND)
-    return CliError(str(error), exit_code=FAILED if error.heals else USAGE)
+    return load(args.config, args.set, flags)
 
 
 def socket_path(args: argparse.Namespace) -> Path:
     """Where the daemon listens. With --socket no configuration is read at all."""
     if args.socket is not None:
-        path: Path = args.socket
-        return path.absolute()
+        path: Path = args.socket.absolute()
+        if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+            allowed = f"the kernel allows {SOCKET_PATH_BYTES_MAX} bytes"
+            raise CliError(f"{args.called}: --socket {path}: too long: {allowed}", exit_code=USAGE)
+        return path
     return load_config(args).config.socket_path

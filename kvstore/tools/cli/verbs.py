@@ -61,8 +61,5 @@ class _VerbParser(Parser):
                 add_node_arguments(self, *self.verbs.of_nodes[verb])
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's; but what it does not know is refused here, where its options are known."""
         self.fill()
-        found, left = super().parse_known_args(args, namespace)
-        self.refuse(left)
-        return found, left
+        return super().parse_known_args(args, namespace)

@@ -39,11 +39,11 @@ class Group:
 
 _SERVICE: Final = (
     Metric("kvstore_up", "gauge", "", (), "1 when the daemon answered this scrape, else 0 and nothing but "
-           "`kvstore_web_scrape_seconds` is told"),
+           "`kvstore_web_scrape_seconds` is served"),
     Metric("kvstore_info", "info", "", ("version", "daemon"), "always 1; who answers: the id of its data directory"),
     Metric("kvstore_uptime_seconds", "gauge", "seconds", (), "since the daemon was started"),
-    Metric("kvstore_healthy", "gauge", "", (), "0 when the last check of the books found problems "
-           "(`kvstore status` tells them); disks have their own metrics"),
+    Metric("kvstore_healthy", "gauge", "", (), "0 when the last self-check found problems "
+           "(`kvstore status` lists them); disks have their own metrics"),
     Metric("kvstore_problem", "gauge", "", ("kind", "subject", "level"),
            "1 for each problem of now, as `kvstore status` tells it; `level` is `problem` or `warning`"),
     Metric("kvstore_problem_seconds", "gauge", "seconds", ("kind", "subject"), "since that problem began"),

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("ls", "rm"), help="list them, or remove some")
-    parser.add_argument("instances", metavar="INSTANCE", nargs="*", help="which to remove")
+    parser.add_argument("action", choices=("ls", "rm"), metavar="ls|rm", help="list them, or remove some")
+    parser.add_argument("instances", metavar="INSTANCE", nargs="*", default=[], help="which to remove")
     add_config_arguments(parser, "text", "json")
 
 

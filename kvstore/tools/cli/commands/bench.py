@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from kvstore.tools.cli import FAILED, NOT_FOUND, OK, CliError
-from kvstore.tools.cli.commands.region import add_regions_argument, region_place
+from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
 from kvstore.tools.cli.options import add_config_arguments, add_output_argument
 from kvstore.tools.cli.output import print_json, print_table
 
@@ -67,7 +67,7 @@ def of_region(args: argparse.Namespace, plan: P) -> P:
     """The plan, with the bucket of --region NAME. Raises CliError."""
     if not args.region:
         return plan
-    place = region_place(args, args.region, "bench --region")
+    place = load_deployment(args).place(args.region, "bench --region")
     return replace(plan, region_url=place.url, region_options=place.options())
 
 

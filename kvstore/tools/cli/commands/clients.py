@@ -5,7 +5,7 @@
   kvstore clients --kill 12          hang up on the client with this id: its leases go back; it may connect again
   kvstore clients -o json            for programs; docs/cli.md lists the fields
 
-One line a connection: an engine has one for its scheduler and one for each rank. Bytes are of whoever holds the leases: a scheduler
+One line a connection: an engine has one for its scheduler and one for each rank. Bytes count where the leases are: a scheduler
 that leases slots for its ranks has theirs. Exit code 3 where no client has that id.
 """
 
@@ -15,8 +15,8 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from kvstore.tools.cli import OK, USAGE, CliError
-from kvstore.tools.cli.options import add_config_arguments, duration
+from kvstore.tools.cli import OK
+from kvstore.tools.cli.options import add_config_arguments, duration, whole
 from kvstore.tools.cli.output import Figure, present, print_json, print_table
 from kvstore.tools.cli.prefixes import ask
 from kvstore.units import format_bytes, format_duration, percent, plural, printable, short_count
@@ -24,6 +24,7 @@ from kvstore.units import format_bytes, format_duration, percent, plural, printa
 if TYPE_CHECKING:
     from kvstore.client import Client
 
+ID_MAX = 10**18 - 1
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
 
 
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kill",
         action="append",
         default=[],
+        type=whole(1, ID_MAX),
         metavar="ID",
         help="hang up on this client; may be given several times",
     )
@@ -57,11 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _kill(args: argparse.Namespace) -> int:
-    numbers = [int(text) if text.isdecimal() and len(text) < 19 else 0 for text in args.kill]
-    for text, number in zip(args.kill, numbers, strict=True):
-        if not number:
-            raise CliError(f"clients: --kill {text}: an id of `kvstore clients`, 1 or more", exit_code=USAGE)
-    killed = ask(args, "clients", lambda client: [client.kill_client(number) for number in numbers])
+    killed = ask(args, "clients", lambda client: [client.kill_client(number) for number in args.kill])
     if args.output == "json":
         print_json({"killed": killed})
         return OK

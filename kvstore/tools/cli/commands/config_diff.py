@@ -17,7 +17,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstore.tools.cli import NOT_FOUND, USAGE, CliError
 from kvstore.tools.cli.commands.config import as_written
 from kvstore.tools.cli.options import add_config_arguments
 from kvstore.tools.cli.output import present, print_table
@@ -52,13 +51,10 @@ def run_verb(args: argparse.Namespace) -> int:
 
 
 def _of_file(named: Path | None) -> Loaded:
-    """What a daemon would take from the file and from nowhere else. Raises CliError."""
-    from kvstore.daemon.config.config_sources import ENV_FILE, ConfigError, load
+    """What a daemon would take from the file and from nowhere else. Raises ConfigError."""
+    from kvstore.daemon.config.config_sources import ENV_FILE, load
 
-    try:
-        return load(named, environment={ENV_FILE: os.environ.get(ENV_FILE, "")})
-    except ConfigError as error:
-        raise CliError(*error.problems, exit_code=NOT_FOUND if error.missing_file else USAGE) from error
+    return load(named, environment={ENV_FILE: os.environ.get(ENV_FILE, "")})
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -14,14 +14,15 @@ import os
 from importlib import resources
 
 from kvstore.tools.cli import NOT_FOUND, CliError
-from kvstore.tools.cli.options import add_config_arguments
+from kvstore.tools.cli.options import add_config_argument, add_output_argument
 from kvstore.tools.cli.output import present
 
 PER_USER = ("data_dir", "socket_path")  # keys whose defaults follow from who asks
 
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config_arguments(parser, "text", "json")
+    add_config_argument(parser)
+    add_output_argument(parser, "text", "json")
 
 
 def run_verb(args: argparse.Namespace) -> int:

@@ -4,8 +4,8 @@
   kvstore config set nvme.write_bytes_per_day 2TiB
   kvstore config set log.level debug -o json        for programs
 
-Until the daemon restarts, or reads its configuration again (SIGHUP): nothing is written anywhere, and where to write it to
-keep it is told. `kvstore config get` lists which settings may change while serving. A value is written as in `--set`.
+Until the daemon restarts, or reads its configuration again (SIGHUP): nothing is written anywhere, and the line
+to keep it is printed. `kvstore config get` lists which settings may change while serving. A value is written as in `--set`.
 Exit code 0, 2 for a key or value that is not allowed or needs a restart (nothing has changed), 4 when no daemon answers.
 """
 

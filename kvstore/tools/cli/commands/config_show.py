@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from kvstore.tools.cli import OK, USAGE, CliError
+from kvstore.tools.cli import OK
 from kvstore.tools.cli.commands.config import as_written
 from kvstore.tools.cli.options import add_config_arguments, load_config
 from kvstore.tools.cli.output import present
@@ -44,15 +44,10 @@ def run_verb(args: argparse.Namespace) -> int:
 
 
 def _check(config: Config) -> int:
-    """What other files the settings name. Raises CliError."""
-    if config.regions_file:
-        from kvstore.daemon.config.regions_file import RegionsFileError
-        from kvstore.daemon.regional import require_regions
+    """What other files the settings name. Raises RegionsFileError."""
+    from kvstore.daemon.regional import require_regions
 
-        try:
-            require_regions(config)
-        except RegionsFileError as error:
-            raise CliError(*error.problems, exit_code=USAGE) from error
+    require_regions(config)
     return OK
 
 

@@ -19,8 +19,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstore.tools.cli import FAILED, NOT_FOUND, OK, UNREACHABLE, USAGE, CliError
-from kvstore.tools.cli.options import add_config_arguments, load_config, start_failure
+from kvstore.tools.cli import FAILED, NOT_FOUND, OK, UNREACHABLE, CliError
+from kvstore.tools.cli.options import add_config_arguments, load_config
 from kvstore.tools.cli.output import present
 from kvstore.tools.cli.prefixes import ask
 from kvstore.units import printable
@@ -32,23 +32,19 @@ if TYPE_CHECKING:
     from kvstore.daemon.disks.known import Known
     from kvstore.protocol import answers
 
-DIRECTORY_CHARS_MAX = 4096
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--accept", metavar="DIRECTORY", help="what is there now is right")
-    what.add_argument("--forget", metavar="DIRECTORY", help="remember nothing of it")
+    what.add_argument("--accept", type=Path, metavar="DIRECTORY", help="what is there now is right")
+    what.add_argument("--forget", type=Path, metavar="DIRECTORY", help="remember nothing of it")
     add_config_arguments(parser, "table", "json")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.accept is None and args.forget is None:
+    named, accept = args.accept or args.forget, args.accept is not None
+    if named is None:
         return _list(args)
-    text = args.accept if args.accept is not None else args.forget
-    if not text or len(text) > DIRECTORY_CHARS_MAX or "\0" in text:
-        raise CliError("disks: a directory is needed, of at most 4,096 characters", exit_code=USAGE)
-    directory, accept = os.path.abspath(text), args.accept is not None
+    directory = os.path.abspath(named)
     try:
         told = ask(args, "disks", lambda client: client.change_disk(directory, accept))
     except CliError as error:
@@ -96,15 +92,11 @@ def _print_change(told: dict[str, Any]) -> None:
 def _changed_offline(args: argparse.Namespace, directory: str, accept: bool) -> dict[str, Any]:
     from kvstore.daemon.data_dir import hold
     from kvstore.daemon.disks.known import Known
-    from kvstore.errors import StartError
 
     config = load_config(args).config
     if accept and Path(directory) not in config.nvme.directories:
         raise CliError(f"disks: {directory}: is not one of nvme.directories", exit_code=NOT_FOUND)
-    try:
-        data_dir = hold(config.data_dir, create=False)
-    except StartError as error:
-        raise start_failure(error) from error
+    data_dir = hold(config.data_dir, create=False)
     try:
         known = Known(data_dir.disks_path)
         on = known.accept(Path(directory)).said if accept else ""

@@ -2,7 +2,7 @@
 
   kvstore doctor                       one line for each thing that was looked at; the daemon may be up or down
   kvstore doctor --disks               also measure each NVMe directory for a few seconds: 256 MiB are written, nothing is left
-  kvstore doctor --bundle FILE.tar.gz  also pack what somebody needs who is to help, without secrets; names of models and
+  kvstore doctor --bundle FILE.tar.gz  also pack what a helper needs to see, without secrets; names of models and
                                        tenants are replaced unless --names
   kvstore doctor -o json               for programs; docs/cli.md lists the fields
 
@@ -38,7 +38,7 @@ _LEVEL_WIDTH, _CHECK_WIDTH = 8, 19
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, "text", "json")
     parser.add_argument("--disks", action="store_true", help="measure the NVMe directories, too")
-    parser.add_argument("--bundle", type=Path, metavar="FILE", help="pack what helps somebody who is to help")
+    parser.add_argument("--bundle", type=Path, metavar="FILE", help="pack what a helper needs to see")
     parser.add_argument(
         "--names", action="store_true", help="with --bundle: names of models and tenants as they are"
     )
@@ -80,7 +80,7 @@ def _case(args: argparse.Namespace) -> tuple[Case, Asked]:
     from kvstore.client import Client
     from kvstore.constants import STATUS_TIMEOUT_S
     from kvstore.daemon.config.config_sources import chosen_file
-    from kvstore.errors import ClientError
+    from kvstore.errors import ClientError, ConfigError
     from kvstore.protocol.places import default_socket
     from kvstore.tools.doctor.bundle import Asked
     from kvstore.tools.doctor.findings import Case
@@ -90,8 +90,8 @@ def _case(args: argparse.Namespace) -> tuple[Case, Asked]:
     try:
         loaded = load_config(args)
         come_from = _come_from(loaded)
-    except CliError as error:
-        problems = error.problems
+    except ConfigError as error:
+        problems = tuple(error.problems)
     file = chosen_file(args.config, os.environ)[0]
     config = loaded.config if loaded is not None else None
     socket = args.socket or (config.socket_path if config is not None else Path(default_socket()))

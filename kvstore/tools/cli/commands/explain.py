@@ -33,7 +33,7 @@ from kvstore.tools.cli.commands.explain_asking import answered, chosen, explain_
 from kvstore.tools.cli.commands.explain_engines import compare, print_comparison
 from kvstore.tools.cli.options import add_config_arguments, add_node_arguments, is_of_node
 from kvstore.tools.cli.output import Figure, present, print_table
-from kvstore.tools.cli.prefixes import ask, find_prefix, require_beginning
+from kvstore.tools.cli.prefixes import ask, find_prefix, namespace_of, require_beginning
 from kvstore.units import count, printable
 from tiers.reading import Unreadable, as_text, read_text
 
@@ -83,6 +83,9 @@ def run(args: argparse.Namespace) -> int:
             "explain: give a PROMPT, --tokens, --chat, --prefix or --engines, one of them (see kvstore explain --help)",
             exit_code=USAGE,
         )
+    if args.chat_template is not None and args.chat is None:
+        raise CliError("explain: --chat-template is for --chat", exit_code=USAGE)
+    args.namespace = namespace_of("explain", args)
     show = _print
     if is_of_node(args):
         document = _of_node(args)
@@ -107,7 +110,7 @@ def _of_node(args: argparse.Namespace) -> dict[str, Any]:
     with node_of(args, "explain") as node:
         from kvstore.remote import Selector
 
-        space = Selector(args.namespace.lower(), args.model, args.tenant)
+        space = Selector(args.namespace, args.model, args.tenant)
         prompt: dict[str, Any] = {
             "tokens": tokens,
             "cache_salt": args.salt,

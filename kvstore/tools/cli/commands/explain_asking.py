@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli import NOT_FOUND, USAGE, CliError
-from kvstore.tools.cli.prefixes import find_prefix, namespace_of
+from kvstore.tools.cli.prefixes import find_prefix
 from kvstore.units import printable
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def chosen(known: Sequence[Space], args: argparse.Namespace) -> list[Space]:
     from kvstore.ledger import explain
 
     try:
-        return explain.choose(known, args.namespace.lower(), args.model, args.tenant)
+        return explain.choose(known, args.namespace, args.model, args.tenant)
     except explain.Unclear as error:
         code = NOT_FOUND if isinstance(error, explain.NoneSuch) else USAGE
         raise CliError(f"explain: {printable(str(error))}", exit_code=code) from error
@@ -31,9 +31,8 @@ def explain_prefix(client: Client, args: argparse.Namespace) -> dict[str, Any]:
     """The document of `-o json` for a prefix that is known by its hash alone, as reports show it. Raises CliError, Unavailable, Refused."""
     from kvstore.ledger import prompts
 
-    selector = namespace_of("explain", args)
-    block_hash = find_prefix(client, "explain", args.prefix, selector)
-    chains = {digest.hex(): hashes for digest, hashes in client.chains(block_hash, selector)}
+    block_hash = find_prefix(client, "explain", args.prefix, args.namespace)
+    chains = {digest.hex(): hashes for digest, hashes in client.chains(block_hash, args.namespace)}
     if not chains:
         raise CliError(
             f"explain: prefix {args.prefix}: no tier of this node knows it (a bucket may have it all the same)",

@@ -21,7 +21,7 @@ def compare(client: Client, args: argparse.Namespace) -> dict[str, Any]:
     from kvstore.ledger import engines, explain
 
     try:
-        return engines.compared(client.list_namespaces(), args.namespace.lower(), args.model, args.tenant)
+        return engines.compared(client.list_namespaces(), args.namespace, args.model, args.tenant)
     except explain.NoneSuch as error:
         raise CliError(f"explain: {error}", exit_code=NOT_FOUND) from error
 

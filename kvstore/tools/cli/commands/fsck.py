@@ -1,4 +1,4 @@
-"""Prove that the books balance: nothing lost, nothing handed out twice.
+"""Check that index, memory and disks agree: nothing lost, nothing handed out twice.
 
   kvstore fsck                         ask the running daemon to check itself
   kvstore fsck --offline               check the storage of a stopped daemon
@@ -17,13 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import STATUS_TIMEOUT_S, require
 from kvstore.tools.cli import FAILED, OK, UNREACHABLE, CliError
-from kvstore.tools.cli.options import (
-    add_config_arguments,
-    add_node_arguments,
-    is_of_node,
-    load_config,
-    start_failure,
-)
+from kvstore.tools.cli.options import add_config_arguments, add_node_arguments, is_of_node, load_config
 from kvstore.tools.cli.output import present, progress_bars
 from kvstore.tools.cli.prefixes import ask
 from kvstore.units import plural
@@ -66,16 +60,11 @@ def _online(args: argparse.Namespace) -> int:
 def _offline(args: argparse.Namespace) -> int:
     from kvstore import logs
     from kvstore.daemon.fsck import examine
-    from kvstore.errors import StartError
-    from tiers.errors import OpenError
 
     config = load_config(args).config
     logs.configure("warning", "console")
-    try:
-        with progress_bars() as progress:
-            findings = examine(config, args.verify, args.repair, progress)
-    except (StartError, OpenError) as error:
-        raise start_failure(error) from error
+    with progress_bars() as progress:
+        findings = examine(config, args.verify, args.repair, progress)
     problems = [problem for finding in findings for problem in finding.problems]
     for finding in findings if args.output == "text" else ():
         _print(finding, args.verify)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from kvstore.tools.cli import OK, USAGE, CliError
-from kvstore.tools.cli.options import add_config_arguments, load_config, start_failure
+from kvstore.tools.cli.options import add_config_arguments, load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,6 @@ def run(args: argparse.Namespace) -> int:
     from kvstore import logs
     from kvstore.daemon import process
     from kvstore.daemon.listening import parse_listen
-    from kvstore.errors import StartError
     from kvstore.security import audit
     from kvstore.security.identity import Gate
     from kvstore.security.tls import Tls
@@ -52,26 +51,23 @@ def run(args: argparse.Namespace) -> int:
     if args.child is not None:
         level, _, form = args.child.partition(",")
     access, files = config.security.access_file, config.security.tls_files
-    try:
-        signals = process.begin()
-        logs.configure(level, form)
-        audit.to_stream(sys.stderr)
-        settings = Settings(
-            parse_listen(text),
-            config.socket_path,
-            config.grpc.connection_age_s,
-            config.grpc.streams_max,
-            Tls(files).grpc_credentials() if files is not None else None,
+    signals = process.begin()
+    logs.configure(level, form)
+    audit.to_stream(sys.stderr)
+    settings = Settings(
+        parse_listen(text),
+        config.socket_path,
+        config.grpc.connection_age_s,
+        config.grpc.streams_max,
+        Tls(files).grpc_credentials() if files is not None else None,
+    )
+    uvloop.run(
+        serve(
+            settings,
+            Gate(Path(access) if access else None),
+            args.child is not None,
+            partial(print, flush=True),
+            signals,
         )
-        uvloop.run(
-            serve(
-                settings,
-                Gate(Path(access) if access else None),
-                args.child is not None,
-                partial(print, flush=True),
-                signals,
-            )
-        )
-    except StartError as error:
-        raise start_failure(error) from error
+    )
     return OK

@@ -22,9 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstore.tools.cli import USAGE, CliError
+from kvstore.tools.cli import OK, USAGE, CliError
 from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
-from kvstore.tools.cli.options import add_config_arguments, load_config, start_failure
+from kvstore.tools.cli.options import add_config_arguments, load_config
 
 if TYPE_CHECKING:
     from kvstore.daemon.beside.mirroring import Mirroring
@@ -49,35 +49,22 @@ def run(args: argparse.Namespace) -> int:
     from kvstore import logs
     from kvstore.daemon import process
     from kvstore.daemon.beside.mirroring import Mirroring
-    from kvstore.daemon.config.regions_file import RegionsFileError
     from kvstore.daemon.data_dir import hold
-    from kvstore.errors import StartError
-    from kvstore.tools.cli import OK
 
-    try:
-        signals = process.begin()
-    except StartError as error:
-        raise start_failure(error) from error
-    try:
-        deployment.place(config.region, "region")
-        deployment.require_openable(Path(args.regions or config.regions_file), [config.region])
-    except RegionsFileError as error:
-        raise CliError(*error.problems, exit_code=USAGE) from error
+    signals = process.begin()
+    deployment.place(config.region, "region")
+    deployment.require_openable(Path(args.regions or config.regions_file), [config.region])
     logs.configure(config.log.level, config.log.format)
     os.umask(0o077)
     own = config.data_dir
-    path = own if args.data_dir is not None else own.with_name(own.name + "-mirror")
+    data_dir = hold(own if args.data_dir is not None else own.with_name(own.name + "-mirror"))
     try:
-        data_dir = hold(path)
-        try:
-            ready = partial(print, flush=True)
-            beside = _served(listen) if listen is not None else None
-            mirroring = Mirroring(deployment, config.region, data_dir, ready, signals=signals, beside=beside)
-            uvloop.run(mirroring.run())
-        finally:
-            data_dir.close()
-    except StartError as error:
-        raise start_failure(error) from error
+        ready = partial(print, flush=True)
+        beside = _served(listen) if listen is not None else None
+        mirroring = Mirroring(deployment, config.region, data_dir, ready, signals=signals, beside=beside)
+        uvloop.run(mirroring.run())
+    finally:
+        data_dir.close()
     return OK
 
 

@@ -8,8 +8,8 @@ import platform
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from kvstore.tools.cli import FAILED, NOT_FOUND, USAGE, CliError
-from kvstore.tools.cli.buckets import asked, opened, place_of
+from kvstore.tools.cli import USAGE, CliError
+from kvstore.tools.cli.buckets import asked, opened
 from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
 from kvstore.tools.cli.options import add_config_arguments, load_config
 
@@ -33,19 +33,13 @@ def add_bucket_arguments(parser: argparse.ArgumentParser, *outputs: str) -> None
 
 
 def asked_of_bucket(args: argparse.Namespace, work: Callable[[Objects], Awaitable[T]]) -> T:
-    """Run something with the bucket that the arguments name. Raises CliError for whatever goes wrong with it, or with a model."""
-    from coldstart.errors import ModelError, ModelMissing
-
+    """Run something with the bucket that the arguments name. Raises CliError, RegionsFileError, and what the bucket or a model does wrong."""
     open_bucket = _opening(args)
 
     async def answer() -> T:
         return await work(await open_bucket())
 
-    try:
-        return asked(answer)
-    except ModelError as error:
-        missing = isinstance(error, ModelMissing)
-        raise CliError(str(error), exit_code=NOT_FOUND if missing else FAILED) from error
+    return asked(answer)
 
 
 def this_user() -> str:
@@ -62,7 +56,7 @@ def _opening(args: argparse.Namespace) -> Callable[[], Awaitable[Objects]]:
             raise CliError(f"{verb}: --endpoint needs --to URL", exit_code=USAGE)
         deployment = load_deployment(args)
         region = args.region or load_config(args).config.region
-        place_of(deployment, region, f"{verb}: --region")
+        deployment.place(region, f"{verb}: --region")
         return lambda: opened(deployment, region)
     if args.region or args.regions:
         raise CliError(f"{verb}: --to and a region: one of them is allowed", exit_code=USAGE)
@@ -73,6 +67,7 @@ def _store(verb: str, url: str, endpoint: str) -> Callable[[], Awaitable[Objects
     from pydantic import ValidationError
 
     from kvstore.daemon.config.regions_file import Place
+    from tiers.errors import ObjectRefused
 
     try:
         place = Place(url=url, endpoint=endpoint)
@@ -81,6 +76,12 @@ def _store(verb: str, url: str, endpoint: str) -> Callable[[], Awaitable[Objects
         option = "--to" if wrong["loc"] == ("url",) else "--endpoint"
         said = str(wrong["msg"]).removeprefix("Value error, ")
         raise CliError(f"{verb}: {option}: {said}", exit_code=USAGE) from None
+
+    if not url.startswith("file:"):
+        try:
+            place.open()
+        except ObjectRefused as error:
+            raise CliError(f"{verb}: --to {error}", exit_code=USAGE) from error
 
     async def open_store() -> Objects:
         return place.open()

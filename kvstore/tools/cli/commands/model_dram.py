@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.tools.cli import NOT_FOUND, OK, CliError
 from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket
 from kvstore.tools.cli.commands.model_local import add_local_arguments, asked_of_home, home_of, in_words
-from kvstore.tools.cli.options import load_config, socket_path
+from kvstore.tools.cli.options import add_model_name, load_config, socket_path
 from kvstore.tools.cli.output import present, progress_bars
 from kvstore.tools.cli.prefixes import asked_of_daemon
 
@@ -40,8 +40,8 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
     if parser.prog.endswith(" unload"):
         add_local_arguments(parser)
         return
-    parser.add_argument(
-        "name",
+    add_model_name(
+        parser,
         metavar="NAME[@REVISION]",
         help="which; NAME alone: what it stands for here, else what was published last",
     )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket
-from kvstore.tools.cli.options import load_config
+from kvstore.tools.cli.options import add_model_name, load_config, whole
 from kvstore.tools.cli.output import present
 from kvstore.units import format_bytes, format_duration, plural, printable
 
@@ -35,7 +35,7 @@ PARALLEL_MAX = 4096
 
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="NAME or NAME@REVISION")
+    add_model_name(parser, metavar="NAME", help="NAME or NAME@REVISION")
     parser.add_argument(
         "--into", type=Path, metavar="DIR", help="where caches lie (default: ~/.cache/kvstore/engines)"
     )
@@ -46,8 +46,12 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_environment_arguments(parser: argparse.ArgumentParser) -> None:
     """What caches are chosen by, beside what is found; also of `publish --with-cache`."""
-    parser.add_argument("--tp", type=int, default=1, metavar="N", help="tensor parallel size (default 1)")
-    parser.add_argument("--pp", type=int, default=1, metavar="N", help="pipeline parallel size (default 1)")
+    parser.add_argument(
+        "--tp", type=whole(1, PARALLEL_MAX), default=1, metavar="N", help="tensor parallel size (default 1)"
+    )
+    parser.add_argument(
+        "--pp", type=whole(1, PARALLEL_MAX), default=1, metavar="N", help="pipeline parallel size (default 1)"
+    )
     parser.add_argument(
         "--path",
         type=Path,
@@ -66,11 +70,6 @@ def environment_of(args: argparse.Namespace, model: str, revision: str) -> dict[
     from coldstart.fleet.devices import first_name
     from coldstart.fleet.environment import facts
 
-    for option, number in (("--tp", args.tp), ("--pp", args.pp)):
-        if not 1 <= number <= PARALLEL_MAX:
-            raise CliError(
-                f"model {args.verb}: {option} {number}: allowed are 1 to {PARALLEL_MAX}", exit_code=USAGE
-            )
     place = args.path or Home(load_config(args).config.models_dir).place(model, revision)
     try:
         return facts(str(place.absolute()), args.tp, args.pp, first_name(os.environ), os.environ)
@@ -87,7 +86,8 @@ def key_of(args: argparse.Namespace) -> bytes:
     try:
         return read_key(Path(path)) if path else b""
     except ModelError as error:
-        raise CliError(f"model {args.verb}: {error}", exit_code=USAGE) from error
+        code = USAGE if os.path.lexists(path) else NOT_FOUND
+        raise CliError(f"model {args.verb}: {error}", exit_code=code) from error
 
 
 def signing_key(args: argparse.Namespace) -> bytes:

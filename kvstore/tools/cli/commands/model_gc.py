@@ -3,7 +3,7 @@
   kvstore model gc                     those that are older than an hour
   kvstore model gc --dry-run           only say how much that is
 
-Whoever publishes meanwhile waits until this is over, and loses nothing: what they have announced is kept. A manifest that cannot
+Publishing meanwhile waits until this is over, and loses nothing: what it has announced is kept. A manifest that cannot
 be read stops it before anything is deleted.
 """
 

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvstore.tools.cli import FAILED, NOT_FOUND, USAGE, CliError
-from kvstore.tools.cli.options import add_config_arguments, load_config
+from kvstore.tools.cli import USAGE, CliError
+from kvstore.tools.cli.options import add_config_arguments, add_model_name, load_config
 from kvstore.tools.cli.output import Figure, present, print_table
 from kvstore.units import format_bytes, format_duration, format_time, percent
 
@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 
 def add_local_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", metavar="NAME[@REVISION]", help="which; NAME alone: the revision that it stands for here"
+    add_model_name(
+        parser, metavar="NAME[@REVISION]", help="which; NAME alone: the revision that it stands for here"
     )
     add_config_arguments(parser)
 
@@ -33,15 +33,9 @@ def home_of(args: argparse.Namespace) -> Home:
 
 
 def asked_of_home(work: Callable[[], T]) -> T:
-    """Run something with it. Raises CliError."""
-    from coldstart.errors import ModelError, ModelMissing
-
+    """Run something with it. Raises CliError for what the directory does wrong, ModelError."""
     try:
         return work()
-    except ModelError as error:
-        raise CliError(
-            str(error), exit_code=NOT_FOUND if isinstance(error, ModelMissing) else FAILED
-        ) from error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise CliError(f"models.dir: {where}{error.strerror or error}") from error

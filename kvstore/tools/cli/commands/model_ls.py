@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli import FAILED, OK
 from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket
+from kvstore.tools.cli.options import plain_name
 from kvstore.tools.cli.output import Figure, present, print_table
 from kvstore.units import NOTHING, format_bytes, format_time
 
@@ -26,7 +27,9 @@ READ_AT_ONCE = 16
 
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="a model (default: all)")
+    parser.add_argument(
+        "name", nargs="?", default="", type=plain_name, metavar="NAME", help="a model (default: all)"
+    )
     parser.add_argument("--local", action="store_true", help="on this node's disk, instead of in a bucket")
     add_bucket_arguments(parser, "table", "json")
 
@@ -42,11 +45,10 @@ def run_verb(args: argparse.Namespace) -> int:
 
 
 async def _listed(objects: Objects, name: str) -> dict[str, Any]:
-    from coldstart.published.models import check_name, find, published
+    from coldstart.published.models import find, published
     from tiers.together import each
 
     if name:
-        check_name("model", name)
         await find(objects, name)
     found = await published(objects, name)
     rows = await each(lambda one: _row(objects, one), found, READ_AT_ONCE)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.constants import TIB
 from kvstore.tools.cli import FAILED, USAGE, CliError
 from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket
-from kvstore.tools.cli.options import duration, size
+from kvstore.tools.cli.options import add_model_name, duration, size, whole
 from kvstore.tools.cli.output import Figure, present, print_table
 from kvstore.units import NOTHING, format_bytes, format_duration, format_rate, parse_rate, plural
 
@@ -33,15 +33,19 @@ RATES = {
     "memory": "of a node's memory, two threads that copy",
     "link": "between memory and one device",
 }
-RATE_MAX = 1e15
+RATE_MAX, MACHINES_MAX = 1e15, 1_000_000
 DAY_S = 86_400.0
 
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="NAME or NAME@REVISION")
+    add_model_name(parser, nargs="?", default="", metavar="NAME", help="NAME or NAME@REVISION")
     parser.add_argument("--size", default="", metavar="SIZE", help="of a model that is not in the bucket")
-    parser.add_argument("--nodes", type=int, default=1, metavar="K", help="that start at once (default 1)")
-    parser.add_argument("--devices", type=int, default=1, metavar="N", help="of a node (default 1)")
+    parser.add_argument(
+        "--nodes", type=whole(1, MACHINES_MAX), default=1, metavar="K", help="that start at once (default 1)"
+    )
+    parser.add_argument(
+        "--devices", type=whole(1, MACHINES_MAX), default=1, metavar="N", help="of a node (default 1)"
+    )
     for rate, summary in RATES.items():
         parser.add_argument(f"--{rate}", default="", metavar="RATE", help=summary)
     parser.add_argument("--start", default="", metavar="TIME", help="of an engine whose caches are warm")
@@ -86,9 +90,8 @@ def _check(args: argparse.Namespace) -> None:
     """Raises CliError."""
     if bool(args.name) == bool(args.size):
         raise CliError("model plan: NAME or --size SIZE: one of them is needed", exit_code=USAGE)
-    for option, number in (("--nodes", args.nodes), ("--devices", args.devices)):
-        if not 1 <= number <= 1_000_000:
-            raise CliError(f"model plan: {option} {number}: allowed are 1 to 1000000", exit_code=USAGE)
+    if args.size and (args.to or args.endpoint or args.region or args.regions):
+        raise CliError("model plan: a bucket is for NAME: it does not go with --size", exit_code=USAGE)
     if args.directory is not None and not args.measure:
         raise CliError("model plan: --directory is for --measure", exit_code=USAGE)
     if args.measure and not args.nvme and args.directory is None:

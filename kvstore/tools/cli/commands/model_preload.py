@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.tools.cli import OK
 from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket
 from kvstore.tools.cli.commands.model_local import asked_of_home, home_of, in_words
+from kvstore.tools.cli.options import add_model_name
 from kvstore.tools.cli.output import present, progress_bars
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME[@REVISION]", help="which")
+    add_model_name(parser, metavar="NAME[@REVISION]", help="which")
     parser.add_argument("--verify", action="store_true", help="read again what is here already, and mend it")
     # Of a daemon: see kvstore/daemon/beside/preloading.py.
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)

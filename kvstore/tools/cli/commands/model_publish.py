@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.tools.cli import NOT_FOUND, CliError
 from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket, this_user
 from kvstore.tools.cli.commands.model_env import add_environment_arguments, environment_of, signing_key
+from kvstore.tools.cli.options import plain_name
 from kvstore.tools.cli.output import Progress, later, present, progress_bars
 from kvstore.units import count, format_bytes, format_duration, plural, printable
 
@@ -35,8 +36,12 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "directory", type=Path, metavar="DIR", help="the files, or a model in a cache of Hugging Face"
     )
-    parser.add_argument("--name", required=True, metavar="NAME", help="of the model: a-z 0-9 . _ -")
-    parser.add_argument("--revision", default="", metavar="NAME", help="(default: 16 digits of its content)")
+    parser.add_argument(
+        "--name", required=True, type=plain_name, metavar="NAME", help="of the model: a-z 0-9 . _ -"
+    )
+    parser.add_argument(
+        "--revision", default="", type=plain_name, metavar="NAME", help="(default: 16 digits of its content)"
+    )
     parser.add_argument("--by", default="", metavar="WHO", help="who publishes it (default: user@host)")
     parser.add_argument(
         "--again", action="store_true", help="put every chunk anew: after verify --deep found damage"
@@ -50,8 +55,9 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verb(args: argparse.Namespace) -> int:
-    if not args.directory.is_dir():
-        raise CliError(f"model publish: {args.directory}: no such directory", exit_code=NOT_FOUND)
+    for path in filter(None, (args.directory, args.with_cache)):
+        if not path.is_dir():
+            raise CliError(f"model publish: {path}: no such directory", exit_code=NOT_FOUND)
     key = signing_key(args) if args.with_cache else b""
     with progress_bars(of_bytes=True) as bars:
         document = asked_of_bucket(args, lambda objects: _published(objects, args, key, later(bars)))
@@ -63,14 +69,11 @@ async def _published(
 ) -> dict[str, Any]:
     """Whatever can be refused of the model or its caches is, before anything of either is put. key: of caches."""
     from coldstart.fleet.caches import signed
-    from coldstart.published.models import check_name, published
+    from coldstart.published.models import published
     from coldstart.published.publish import digested, manifest_of, publish
     from coldstart.published.tree import find_files
 
     begun_s = time.monotonic()
-    check_name("model", args.name)
-    if args.revision:
-        check_name("revision", args.revision)
     tree = find_files(args.directory, args.below)
     caches = find_files(args.with_cache) if args.with_cache else None
     await published(objects, args.name)  # a bucket that refuses says so before all files are read

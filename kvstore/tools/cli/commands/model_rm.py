@@ -17,19 +17,22 @@ from typing import TYPE_CHECKING, Any
 from kvstore.constants import DAY_S
 from kvstore.tools.cli import USAGE, CliError
 from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket, this_user
+from kvstore.tools.cli.options import add_model_name, days
 from kvstore.tools.cli.output import present
 
 if TYPE_CHECKING:
     from tiers.bucket.objects import Objects
 
-DAYS_MAX = 3650
-
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME@REVISION", help="which")
+    add_model_name(parser, metavar="NAME@REVISION", help="which")
     parser.add_argument("--all", action="store_true", help="all revisions of NAME")
     parser.add_argument(
-        "--days", type=float, default=30.0, help="in a region: how long it may not come back (default 30)"
+        "--days",
+        type=days,
+        default=30.0,
+        metavar="DAYS",
+        help="in a region: how long it may not come back (default 30)",
     )
     add_bucket_arguments(parser, "text", "json")
 
@@ -38,10 +41,6 @@ def run_verb(args: argparse.Namespace) -> int:
     if ("@" in args.name) == args.all:
         wanted = "with --all, a name without revision" if args.all else "NAME@REVISION, or --all of them"
         raise CliError(f"model rm {args.name}: allowed is {wanted}", exit_code=USAGE)
-    if not 0 < args.days <= DAYS_MAX:
-        raise CliError(
-            f"model rm: --days {args.days:g}: allowed are more than 0, up to {DAYS_MAX}", exit_code=USAGE
-        )
     return present(args, asked_of_bucket(args, lambda objects: _removed(objects, args)), show)
 
 

@@ -11,6 +11,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket
+from kvstore.tools.cli.options import add_model_name
 from kvstore.tools.cli.output import Figure, present, print_table
 from kvstore.units import count, format_bytes, format_time, plural
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME[@REVISION]", help="which")
+    add_model_name(parser, metavar="NAME[@REVISION]", help="which")
     add_bucket_arguments(parser, "table", "json")
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from kvstore.tools.cli import OK
 from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket
 from kvstore.tools.cli.commands.model_local import asked_of_home, home_of
+from kvstore.tools.cli.options import add_model_name
 
 if TYPE_CHECKING:
     from tiers.bucket.objects import Objects
@@ -25,9 +26,7 @@ OPTIONS = ("region", "to", "endpoint", "regions", "config", "data_dir", "socket"
 
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", metavar="NAME[@REVISION]", help="which; NAME alone: the revision published last"
-    )
+    add_model_name(parser, metavar="NAME[@REVISION]", help="which; NAME alone: the revision published last")
     add_bucket_arguments(parser)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli import FAILED, OK
 from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket
+from kvstore.tools.cli.options import add_model_name
 from kvstore.tools.cli.output import Progress, later, present, progress_bars
 from kvstore.units import format_bytes, plural
 
@@ -29,8 +30,8 @@ FILES_SAID = 3  # of a finding, for people
 
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", nargs="?", default="", metavar="NAME[@REVISION]", help="which (default: all models)"
+    add_model_name(
+        parser, nargs="?", default="", metavar="NAME[@REVISION]", help="which (default: all models)"
     )
     parser.add_argument("--deep", action="store_true", help="read every byte")
     add_bucket_arguments(parser, "text", "json")

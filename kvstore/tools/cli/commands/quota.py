@@ -28,12 +28,15 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments_for(parser, tenant=True)
     for tier in ("dram", "nvme"):
-        parser.add_argument(f"--{tier}", metavar="SIZE", help='like "8GiB"; "none": no limit')
+        parser.add_argument(f"--{tier}", metavar="SIZE", help='like "8GiB"; "none" or "off": no limit')
 
 
 def run(args: argparse.Namespace) -> int:
     if args.dram is None and args.nvme is None:
-        raise CliError("quota: nothing to set: give --dram, --nvme, or both", exit_code=USAGE)
+        raise CliError(
+            "quota: nothing to set: give --dram, --nvme, or both (kvstore retention lists quotas)",
+            exit_code=USAGE,
+        )
     if (args.tenant is not None) == bool(args.namespace):
         raise CliError("quota: give --tenant or --namespace, one of them", exit_code=USAGE)
     namespace = namespace_of("quota", args)
@@ -56,6 +59,6 @@ def run(args: argparse.Namespace) -> int:
 def _size(option: str, text: str | None) -> int | None:
     if text is None:
         return AS_IT_IS
-    if text == "none":
+    if text in ("none", "off"):
         return None
     return size(f"quota: --{option}", text, 0, NVME_CAPACITY_BYTES_MAX, '; or "none"')

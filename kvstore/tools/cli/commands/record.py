@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import DAY_S
 from kvstore.tools.cli import FAILED, NOT_FOUND, CliError
-from kvstore.tools.cli.options import add_config_arguments, duration
+from kvstore.tools.cli.options import add_config_arguments, duration, whole
 from kvstore.tools.cli.output import present
 from kvstore.tools.cli.prefixes import ask
 from kvstore.tools.cli.streams import drawing
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kvstore.client import Client
     from kvstore.tools.replay.recorder import Recorder
 
+REQUESTS_MAX = 10**12
 RECORD_POLL_S, RECORD_S_MIN, RECORD_S_MAX = 0.25, 1e-3, 365 * DAY_S
 
 
@@ -44,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, "text", "json")
     parser.add_argument("file", type=Path, metavar="FILE", help="a new file; one JSON object a line")
     parser.add_argument("--for", dest="life", metavar="TIME", help="how long, e.g. 15min")
-    parser.add_argument("--requests", type=_requests, metavar="N", help="end after so many requests")
+    parser.add_argument(
+        "--requests", type=whole(1, REQUESTS_MAX), metavar="N", help="end after so many requests"
+    )
     parser.add_argument("--force", action="store_true", help="write over FILE")
 
 
@@ -232,12 +235,6 @@ def _require_free(path: Path, force: bool) -> None:
 def _cannot(path: Path, error: OSError) -> CliError:
     code = NOT_FOUND if isinstance(error, FileNotFoundError) else FAILED
     return CliError(f"record: {printable(str(path))}: {error.strerror}", exit_code=code)
-
-
-def _requests(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text}: allowed are whole numbers from 1 on")
-    return int(text)
 
 
 def _say(line: str) -> None:

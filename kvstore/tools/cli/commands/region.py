@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstore.tools.cli import USAGE, CliError
-from kvstore.tools.cli.buckets import place_of
 from kvstore.tools.cli.options import add_config_arguments, load_config
 from kvstore.tools.cli.verbs import Verbs
 
 if TYPE_CHECKING:
-    from kvstore.daemon.config.regions_file import Deployment, Place
+    from kvstore.daemon.config.regions_file import Deployment
 
 VERBS = Verbs(
     "region",
@@ -66,18 +65,10 @@ def add_regions_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def load_deployment(args: argparse.Namespace) -> Deployment:
-    """The file of regions that is asked for. Raises CliError."""
-    from kvstore.daemon.config.regions_file import RegionsFileError, load_regions
+    """The file of regions that is asked for. Raises CliError, RegionsFileError."""
+    from kvstore.daemon.config.regions_file import load_regions
 
     path = args.regions or load_config(args).config.regions_file
     if not path:
         raise CliError("no file of regions: name one with --regions, or set regions_file", exit_code=USAGE)
-    try:
-        return load_regions(Path(path))
-    except RegionsFileError as error:
-        raise CliError(*error.problems, exit_code=USAGE) from error
-
-
-def region_place(args: argparse.Namespace, region: str, asked_by: str) -> Place:
-    """Where a region is. Raises CliError."""
-    return place_of(load_deployment(args), region, asked_by)
+    return load_regions(Path(path))

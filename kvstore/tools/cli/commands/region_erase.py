@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING, Any
 from kvstore.constants import DAY_S
 from kvstore.tools.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.tools.cli.asking import agreed, must_ask
-from kvstore.tools.cli.buckets import code_of, opened, place_of
+from kvstore.tools.cli.buckets import code_of, opened
 from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
-from kvstore.tools.cli.options import add_config_arguments, duration, is_of_node
+from kvstore.tools.cli.options import add_config_arguments, days, duration, is_of_node
 from kvstore.tools.cli.output import present, print_table
 from kvstore.tools.cli.prefixes import whole_or_found
 from kvstore.units import format_bytes, format_time, plural
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from replication.formats.tombstones import Tombstone
     from tiers.bucket.objects import Objects
 
-DAYS_MAX = 3650
 WAIT = "5min"  # for nodes and keepers, if nothing else is said
 GONE = "gone"
 READ, BACK, BACK_BEFORE, NOT_THERE = "read", "taken back", "was taken back before", "not there"
@@ -74,7 +73,11 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
         "--region", action="append", default=[], metavar="NAME", help="only here (default: everywhere)"
     )
     parser.add_argument(
-        "--days", type=float, default=30.0, help="how long nothing of it is kept or copied (default 30)"
+        "--days",
+        type=days,
+        default=30.0,
+        metavar="DAYS",
+        help="how long nothing of it is kept or copied (default 30)",
     )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument(
@@ -146,7 +149,7 @@ def _of_versions(deployment: Deployment, rows: Sequence[dict[str, Any]]) -> int:
 def _regions(args: argparse.Namespace) -> tuple[Deployment, list[str]]:
     deployment = load_deployment(args)
     for name in args.region:
-        place_of(deployment, name, f"{args.called}: --region")
+        deployment.place(name, f"{args.called}: --region")
     return deployment, args.region or list(deployment.regions)
 
 
@@ -376,10 +379,6 @@ def _tombstone(args: argparse.Namespace, of_node: bool) -> Tombstone:
             )
     if not args.tenant and not args.namespace:
         raise CliError(f"{args.called}: --tenant or --namespace is required", exit_code=USAGE)
-    if not 0 < args.days <= DAYS_MAX:
-        raise CliError(
-            f"{args.called}: --days {args.days:g}: allowed are more than 0, up to {DAYS_MAX}", exit_code=USAGE
-        )
     return Tombstone(
         tenant=args.tenant,
         namespaces=tuple(sorted(map(bytes.fromhex, args.namespace))),

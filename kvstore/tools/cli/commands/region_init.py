@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.tools.cli import CliError
 from kvstore.tools.cli.buckets import asked
-from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment, region_place
+from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment
 from kvstore.tools.cli.output import present
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
 def run_verb(args: argparse.Namespace) -> int:
     from replication.formats.region import init_region
 
-    deployment, place = load_deployment(args), region_place(args, args.region, args.called)
+    deployment = load_deployment(args)
+    place = deployment.place(args.region, args.called)
     did = _created(place) if args.create else {}
     made = asked(lambda: init_region(place.open(), deployment.deployment, args.region, time.time))
     facts = {"deployment": made.deployment, "region": made.region, "url": place.url, "made_s": made.made_s}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.tools.cli import FAILED, OK
-from kvstore.tools.cli.buckets import asked, opened, place_of
+from kvstore.tools.cli.buckets import asked, opened
 from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment
 from kvstore.tools.cli.output import Figure, present, print_table
 from kvstore.units import NOTHING, format_bytes, format_duration, percent, plural, printable
@@ -44,7 +44,7 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
 def run_verb(args: argparse.Namespace) -> int:
     deployment = load_deployment(args)
     if args.region:
-        place_of(deployment, args.region, args.called)
+        deployment.place(args.region, args.called)
     regions = [args.region] if args.region else list(deployment.regions)
     found = _nodes(deployment, regions, time.time)
     shown = [node for node in found if node["age_s"] < FORGOTTEN_S]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli import FAILED, OK, USAGE, CliError
 from kvstore.tools.cli.buckets import asked, opened
-from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment, region_place
+from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment
 from kvstore.tools.cli.output import present
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def run_verb(args: argparse.Namespace) -> int:
     from tiers.bucket.sealed_objects import SealedObjects
 
     deployment = load_deployment(args)
-    region_place(args, args.region, args.called)
+    deployment.place(args.region, args.called)
 
     async def work() -> Resealed:
         objects = await opened(deployment, args.region)

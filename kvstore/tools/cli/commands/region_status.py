@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvstore.tools.cli import FAILED, OK
-from kvstore.tools.cli.buckets import code_of, opened, place_of
+from kvstore.tools.cli.buckets import code_of, opened
 from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment
 from kvstore.tools.cli.options import is_of_node
 from kvstore.tools.cli.output import Figure, present, print_table
@@ -47,7 +47,7 @@ def run_verb(args: argparse.Namespace) -> int:
         return _of_node(args)
     deployment = load_deployment(args)
     if args.region:
-        place_of(deployment, args.region, args.called)
+        deployment.place(args.region, args.called)
     regions = [args.region] if args.region else list(deployment.regions)
     pairs, keepers = asyncio.run(_asked(deployment, regions, args.now, time.time))
     facts = [pair.facts for pair in pairs]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore.tools.cli import FAILED, OK, USAGE, CliError
-from kvstore.tools.cli.buckets import asked, place_of
+from kvstore.tools.cli.buckets import asked
 from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment
 from kvstore.tools.cli.options import is_of_node, size
 from kvstore.tools.cli.output import Progress, later, present, progress_bars
@@ -81,7 +81,7 @@ def _asked_for(args: argparse.Namespace, deployment: Deployment) -> Asked:
 
     for option, name in (("NAME", args.region), ("--against", args.against)):
         if name or option == "NAME":
-            place_of(deployment, name, f"region verify: {option}")
+            deployment.place(name, f"region verify: {option}")
     if args.against == args.region:
         raise CliError(f"region verify: --against {args.against}: is the region itself", exit_code=USAGE)
     for option, value in (("--sample", args.sample), ("--bytes-per-s", args.bytes_per_s)):

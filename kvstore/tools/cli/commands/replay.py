@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from kvstore.constants import REPLAY_BLOCK_TOKENS
 from kvstore.tools.cli import FAILED, NOT_FOUND, USAGE, CliError
 from kvstore.tools.cli.commands.report import add_html_argument, require_page, write_page
-from kvstore.tools.cli.options import add_output_argument, names
+from kvstore.tools.cli.options import add_output_argument, names, whole
 from kvstore.tools.cli.output import present, print_table, progress_bars
 from kvstore.units import (
     exact_bytes,
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--block-tokens",
-        type=_block_tokens,
+        type=whole(1, REPLAY_BLOCK_TOKENS_MAX),
         default=REPLAY_BLOCK_TOKENS,
         metavar="N",
         help=f"of lines that do not say it (default {REPLAY_BLOCK_TOKENS}, as in the Mooncake release)",
@@ -125,12 +125,6 @@ def run(args: argparse.Namespace) -> int:
         traces = [printable(path.name) for path in args.trace]
         write_page(args.html, replay_page(document, traces, drop_tail, lasted_s), "replay")
     return present(args, document, lambda _: _print(results, fractions))
-
-
-def _block_tokens(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text[:9]) <= REPLAY_BLOCK_TOKENS_MAX:
-        raise argparse.ArgumentTypeError(f"{text}: 1 to {REPLAY_BLOCK_TOKENS_MAX} are allowed")
-    return int(text)
 
 
 def _notes(requests: Trace, args: argparse.Namespace) -> Iterator[str]:

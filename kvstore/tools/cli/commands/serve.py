@@ -19,13 +19,9 @@ import gc
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
 
-from kvstore.tools.cli import FAILED, OK, USAGE, CliError
-from kvstore.tools.cli.options import add_config_arguments, load_config, start_failure
-
-if TYPE_CHECKING:
-    from kvstore.daemon.process import Signals
+from kvstore.tools.cli import FAILED, OK, CliError
+from kvstore.tools.cli.options import add_config_arguments, load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,17 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     gc.disable()  # until `heap.freeze`: what is imported is not garbage
     from kvstore.daemon import process
-    from kvstore.errors import StartError
 
-    try:
-        signals = process.begin()
-        return _serve(args, signals)
-    except StartError as error:
-        raise start_failure(error) from error
-
-
-def _serve(args: argparse.Namespace, signals: Signals) -> int:
-    """Raises CliError, StartError."""
+    signals = process.begin()
     loaded = load_config(args)
     config = loaded.config
 
@@ -53,13 +40,11 @@ def _serve(args: argparse.Namespace, signals: Signals) -> int:
 
     from kvstore import logs
     from kvstore.daemon.beside.doors import require_doors
-    from kvstore.daemon.config.regions_file import RegionsFileError
     from kvstore.daemon.process import memory_limits_in_words, require_threads
     from kvstore.daemon.regional import require_regions
     from kvstore.daemon.service import Service, threads_needed
     from kvstore.daemon.storage import open_storage
     from kvstore.security import audit
-    from tiers.errors import OpenError
 
     logs.configure(config.log.level, config.log.format)
     audit.to_stream(sys.stderr)
@@ -72,10 +57,6 @@ def _serve(args: argparse.Namespace, signals: Signals) -> int:
         reread = partial(load_config, args)
         service = Service(config, storage, reread=reread, loaded=loaded, signals=signals)
         uvloop.run(service.run())
-    except RegionsFileError as error:
-        raise CliError(*error.problems, exit_code=USAGE) from error
-    except OpenError as error:
-        raise start_failure(error) from error
     except MemoryError as error:
         raise CliError(
             f"too little memory for a daemon{memory_limits_in_words()}", exit_code=FAILED

@@ -30,13 +30,14 @@ from typing import TYPE_CHECKING, Any
 from kvstore.constants import DAY_S, NVME_CAPACITY_BYTES_MAX
 from kvstore.tools.cli import FAILED, INTERRUPTED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.tools.cli.buckets import asked, opened
-from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment, region_place
+from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
 from kvstore.tools.cli.options import (
     add_config_arguments,
     add_node_arguments,
     duration,
     is_of_node,
     load_config,
+    model_name,
     size,
 )
 from kvstore.tools.cli.output import Figure, present, print_json, print_table, progress_bars
@@ -66,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights",
         action="append",
         default=[],
+        type=model_name,
         metavar="NAME",
         help="weights of a published model, NAME or NAME@REVISION, and no KV; may be given several times",
     )
@@ -95,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     made_s = clock()
     order = _order(args, made_s)
     wait_s = duration("warm: --wait", "60s" if args.wait is None else args.wait, 0.0, WAIT_S_MAX)
-    place = region_place(args, args.region, "warm")
+    place = load_deployment(args).place(args.region, "warm")
     if args.cancel:
         return _cancel(args, order)
     plan = _plan(args, order)
@@ -206,13 +208,6 @@ def _order(args: argparse.Namespace, made_s: float) -> Order:
 
 def _check_weights(args: argparse.Namespace) -> None:
     """Raises CliError."""
-    from replication.formats.manifests import is_model_name
-
-    for name in args.weights:
-        model, at, revision = name.partition("@")
-        if not is_model_name(model) or (at and not is_model_name(revision)):
-            allowed = "NAME or NAME@REVISION, each of up to 96 of a-z 0-9 . _ -"
-            raise CliError(f"warm: --weights {name or '(nothing)'}: allowed are {allowed}", exit_code=USAGE)
     others = {"--model": args.model, "--tenant": args.tenant, "--budget": args.budget}
     given = [option for option, value in others.items() if value]
     if args.weights and (given or args.to != "nvme"):
@@ -300,7 +295,7 @@ def _show_plan(args: argparse.Namespace, plan: Plan) -> None:
         return "not known before it runs" if seconds is None else format_duration(seconds)
 
     price = plan.copy_price + plan.put_price
-    told = f"by the traffic of {', '.join(plan.traffic_of)}" if plan.traffic_of else "no traffic was told"
+    told = f"by the traffic of {', '.join(plan.traffic_of)}" if plan.traffic_of else "no traffic is known"
     things = "models" if args.weights else "packs"
     rows: list[Sequence[object]] = [
         ["copied by mirrors", Figure(format_bytes(plan.copy_bytes)), f"{count(plan.copy_packs)} {things}"],

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from kvstore.tools.cli import OK, USAGE, CliError
-from kvstore.tools.cli.options import add_config_arguments, load_config, socket_path, start_failure
+from kvstore.tools.cli.options import add_config_arguments, load_config, socket_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,6 @@ def run(args: argparse.Namespace) -> int:
     from kvstore import logs
     from kvstore.daemon import process
     from kvstore.daemon.listening import parse_listen
-    from kvstore.errors import StartError
     from kvstore.security.identity import Gate
     from kvstore.security.tls import Tls, TlsFiles
     from kvstore.tools.web.running import serve
@@ -56,12 +55,9 @@ def run(args: argparse.Namespace) -> int:
         raise CliError(
             'web: web.listen is "", which turns it off: choose an address with --listen', exit_code=USAGE
         )
-    try:
-        signals = process.begin()
-        logs.configure(level, form)
-        security = Tls(files) if files is not None else None, Gate(Path(access) if access else None)
-        is_child, ready = args.child is not None, partial(print, flush=True)
-        asyncio.run(serve(parse_listen(text), names_for, path, security, is_child, ready, signals))
-    except StartError as error:
-        raise start_failure(error) from error
+    signals = process.begin()
+    logs.configure(level, form)
+    security = Tls(files) if files is not None else None, Gate(Path(access) if access else None)
+    is_child, ready = args.child is not None, partial(print, flush=True)
+    asyncio.run(serve(parse_listen(text), names_for, path, security, is_child, ready, signals))
     return OK
