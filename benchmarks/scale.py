@@ -23,7 +23,7 @@ from replication.keeper.watch import FOLDERS
 from replication.mirror.mirror import HEARTBEAT_S
 from replication.region.region_node import announce_interval_s
 from replication.region.region_reader import FETCH_RANGE_BYTES
-from replication.region.upkeep import UPKEEP_SURE_S
+from replication.region.upkeep import UPKEEP_PACKS, UPKEEP_SURE_S
 
 SOURCE_FOLDERS = 3  # of which a mirror brings what is new
 MONTH_S = 365.25 / 12 * 86_400
@@ -78,7 +78,7 @@ def interval_s(nodes: int) -> float:
 def following(nodes: int, load: Load, writes: bool = True) -> Requests:
     """One node reads the feeds of all. writes: they write."""
     pages = math.ceil(nodes / LIST_NAMES)
-    read = nodes * announcements_per_s(nodes, load) if writes else 0.0
+    read = nodes * announcements_per_s(nodes, load) + removals_per_s(nodes, load) if writes else 0.0
     return Requests(pages / LISTED_S, read + 1 / (PAUSE_SHARE * NEWS_INTERVAL_S))
 
 
@@ -110,11 +110,19 @@ def announcing(nodes: int, load: Load) -> Requests:
 
 
 def persisting(nodes: int, load: Load) -> Requests:
-    """Packs of all nodes put, and looked at by the keeper before they are deleted, which asks all writers before that."""
+    """Packs of all nodes put, and looked at by the keeper before they are deleted, which asks all writers before that, and says what it
+    removes."""
     looks = 1 / (UPKEEP_PAUSE_SHARE * UPKEEP_INTERVAL_S + UPKEEP_SURE_S)
     pages = math.ceil(nodes / LIST_NAMES)
     packs = nodes * load.packs_per_s
-    return Requests(packs + looks * 2 * pages, packs + looks * nodes)
+    told = removals_per_s(nodes, load)
+    return Requests(packs + looks * 2 * pages + 2 * told, packs + looks * nodes + told)
+
+
+def removals_per_s(nodes: int, load: Load) -> float:
+    """Segments of the keeper's feed that say what is over."""
+    looks = 1 / (UPKEEP_PAUSE_SHARE * UPKEEP_INTERVAL_S + UPKEEP_SURE_S)
+    return looks * math.ceil(nodes * load.packs_per_s / looks / UPKEEP_PACKS)
 
 
 def fetching(load: Load) -> Requests:

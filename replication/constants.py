@@ -13,6 +13,8 @@ MIB: Final = 1 << 20
 SEGMENT_ENTRIES_MAX: Final = 1024
 SEGMENT_BLOCKS_MAX: Final = 1024  # a pack that has more has a segment of its own
 SEGMENT_MODELS_MAX: Final = 256  # each has less than a kilobyte
+SEGMENT_REMOVED_MAX: Final = 1024  # applied REMOVED_SLICE at a time
+REMOVED_SLICE: Final = 4  # packs: each has up to a thousand blocks, which are taken out one by one
 SEGMENT_BYTES_MAX: Final = 4 * MIB  # of a segment; what is larger is not read
 
 # Segments of a writer, and snapshots: whoever puts a number that is higher is none of us.

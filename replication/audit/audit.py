@@ -2,7 +2,8 @@
 
     packs/ listed ─▶ known? ─┬─ no ─▶ there, not announced: orphans.py ─▶ announced, or deleted
                              └─ yes, and as long as announced ─▶ seen
-    catalogue ─▶ not seen? ─▶ asked again twice ─▶ not there: forgotten;  of another size: deleted, forgotten
+    catalogue ─▶ not seen? ─▶ asked again twice ─▶ not there: removed;  of another size: removed, deleted
+    doubts ─▶ read to the end ─▶ the same
 
 Models are audited behind packs (model_audit.py).
 
@@ -11,10 +12,11 @@ looked for. (Listing and catalogue could not be merged as two sorted lists: obje
 
 What must always hold:
 
-* Nothing is forgotten because the place is away: a directory that is not mounted lists as empty, a marker is not there.
-* Nothing is forgotten that was there when it was asked for, seconds apart; nothing deleted that the catalogue knows, and that
+* What is gone is removed for everybody, by an entry of the feed, and by whoever keeps the region.
+* Nothing is removed because the place is away: a directory that is not mounted lists as empty, a marker is not there.
+* Nothing is removed that was there when it was asked for, seconds apart; nothing deleted that the catalogue knows, and that
   has the bytes that were announced.
-* Where nobody copies a pack here again, what follows a block that is not durable is forgotten, too: else the blocks behind
+* Where nobody copies a pack here again, what follows a block that is not durable is removed, too: else the blocks behind
   the hole would count as held, and the hole would never be filled. Its packs are orphans then, and are announced again by a
   later audit when their parent is durable again.
 
@@ -25,13 +27,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from replication.audit.model_audit import ModelAudit, ModelReport
-from replication.audit.orphans import Finding, Hands, Kind, Orphans, Terms, deleted, keys_of
+from replication.audit.orphans import Finding, Hands, Kind, Orphans, Terms, deleted
 from replication.catalogue.catalogue import Catalogue
 from replication.catalogue.seen import Seen
 from replication.constants import AUDIT_REQUESTS_MAX
@@ -39,13 +41,23 @@ from replication.erasure.erasure import Erasure
 from replication.errors import CatalogueDamaged
 from replication.formats.announced import Announced
 from replication.formats.region import Region, require_same
+from replication.formats.removed import Reason, removed
 from tiers.bucket.objects import ObjectInfo, Objects
-from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused
-from tiers.packs.packs import PACKS, pack_identity
+from tiers.errors import (
+    ObjectDamaged,
+    ObjectKeyUnknown,
+    ObjectMissing,
+    ObjectRefused,
+    ObjectUnavailable,
+    PackDamaged,
+)
+from tiers.packs.pack_io import verified_pack
+from tiers.packs.packs import PACKS, Pack, pack_identity
 from tiers.together import together
 
 AUDIT_AGAIN_S: Final = 60.0  # before what is not there is asked for again
 AUDIT_SLICE_PACKS: Final = 128  # held against the catalogue at a time: 1 to 2 ms
+VERIFY_PACKS: Final = 4  # read whole at a time
 AUDIT_DOUBTED_MAX: Final = 4096  # packs that were not there once
 
 log = logging.getLogger("replication.audit")
@@ -54,7 +66,7 @@ T = TypeVar("T")
 
 class Report(msgspec.Struct):
     """listed: packs that are there. announced: packs that are, in the catalogue. missing, damaged,
-    hanging: announced packs that were forgotten; hanging ones follow a block that is not durable. restored, deleted: orphans. left: orphans that were not judged. strange: objects that
+    hanging: announced packs that were removed; hanging ones follow a block that is not durable. restored, deleted: orphans. left: orphans that were not judged. strange: objects that
     are no packs. models: of models. is_whole: False where there is more than one audit could remember: another one is needed."""
 
     listed: int = 0
@@ -70,6 +82,21 @@ class Report(msgspec.Struct):
     strange: int = 0
     models: ModelReport = ModelReport()
     is_whole: bool = True
+
+
+class Wrong(NamedTuple):
+    """With a pack. text: for people."""
+
+    reason: Reason
+    text: str
+
+
+class _Found(NamedTuple):
+    """A pack that was read, and of which object."""
+
+    announced: Announced
+    wrong: Wrong | None
+    version: ObjectInfo | None
 
 
 class Audit:
@@ -111,14 +138,12 @@ class Audit:
         await orphans.end()
         report.restored, report.deleted, report.left = orphans.restored, orphans.deleted, orphans.left
         report.is_whole = report.is_whole and orphans.is_whole
-        holes = [] if terms.restores_all or not self.forgets_behind else await self._hanging()
+        holes = [] if terms.restores_all or not self.forgets_behind else await self._holes()
         if doubted or holes:
             await asyncio.sleep(self._again_s)
-            gone = await self._forget_missing(doubted, renewals, report, told)
+            await self.verify([entry.pack.id for entry in doubted], report, told)
             self._check_same(renewals)
-            gone += self._forget_hanging(holes, report, told)
-            if gone and self.forgets_behind:
-                await self._forget_behind(gone)
+            await self._remove_holes(holes, report, told)
         self._check_same(renewals)
         report.models = await self._models.run(terms, told)
         return report
@@ -152,8 +177,8 @@ class Audit:
         due = list(filter(self._is_due, unseen))
         found: list[Announced] = []
         for some in _slices(due, AUDIT_REQUESTS_MAX):
-            reasons = await together(map(self._reason, some))
-            found += [entry for entry, reason in zip(some, reasons, strict=True) if reason]
+            are_there = await together(map(self._is_there, some))
+            found += [entry for entry, is_there in zip(some, are_there, strict=True) if not is_there]
         return found
 
     def _unknown(
@@ -183,46 +208,66 @@ class Audit:
         is_over = 0 < announced.kept_until_s <= self._clock()
         return not is_over and not self._erasure.covers(announced)
 
-    async def _reason(self, announced: Announced) -> str:
-        """Why a pack is not what was announced; "" if it is."""
+    async def _is_there(self, announced: Announced) -> bool:
+        """As long as it was announced; also where nobody can say."""
         try:
-            info = await self._objects.head(announced.pack.name)
+            return (await self._objects.head(announced.pack.name)).size_bytes == announced.pack.size_bytes
         except ObjectMissing:
-            return "announced, and not there"
+            return False
         except (ObjectDamaged, ObjectRefused) as error:
             log.warning("%s: not judged: %s", self._objects.where, error)
-            return ""
-        if info.size_bytes != announced.pack.size_bytes:
-            return f"{info.size_bytes} bytes: announced were {announced.pack.size_bytes}"
-        return ""
+            return True
 
     # -- what is not there --
 
-    async def _forget_missing(
-        self, doubted: Sequence[Announced], renewals: int, report: Report, told: Callable[[Finding], None]
-    ) -> list[Announced]:
-        """Those that are still not there, or of another size. Returns them."""
-        gone: list[Announced] = []
-        for some in _slices(doubted, AUDIT_REQUESTS_MAX):
-            reasons = await together(map(self._reason, some))
-            await self._check_place()  # behind the answers: a place that is away has nothing
-            self._check_same(renewals)
-            known = self._catalogue.packs([entry.pack.id for entry in some])
-            for entry, reason, still in zip(some, reasons, known, strict=True):
-                if not reason or still is None or not self._is_due(entry):
-                    continue
-                is_there = not reason.startswith("announced")
-                if is_there and not await deleted(self._hands, entry.pack.name):
-                    continue
-                self._catalogue.lose(entry.pack.id)
-                gone.append(entry)
-                report.damaged += is_there
-                report.missing += not is_there
-                kind = Kind.SIZE if is_there else Kind.MISSING
-                told(Finding(kind, entry.pack.name, reason, "deleted" if is_there else "forgotten"))
-        return gone
+    async def verify(
+        self, ids: Sequence[bytes], report: Report, told: Callable[[Finding], None] = lambda finding: None
+    ) -> None:
+        """Read packs that somebody missed, or found to be wrong, from the first byte to the last: what is gone, wrong or refused is
+        removed. Raises RegionError, ObjectError, CatalogueDamaged."""
+        renewals, found = self._catalogue.renewals, list[_Found]()
+        due = [one for one in self._catalogue.packs(ids) if one is not None and self._is_due(one)]
+        for some in _slices(due, VERIFY_PACKS):
+            found += [one for one in await together(map(self._verified, some)) if one.wrong is not None]
+        await self._check_place()  # behind the answers: a place that is away has nothing
+        self._check_same(renewals)
+        for reason in Reason:
+            packs = [one.announced for one in found if one.wrong is not None and one.wrong.reason == reason]
+            report.missing += len(packs) if reason == Reason.GONE else 0
+            report.damaged += len(packs) if reason != Reason.GONE else 0
+            await self._remove(packs, reason, report)
+        for announced, wrong, version in found:
+            assert wrong is not None
+            is_same = wrong.reason == Reason.DAMAGED and await self._version(announced.pack) == version
+            is_deleted = is_same and await deleted(self._hands, announced.pack.name)
+            kind = Kind.MISSING if wrong.reason == Reason.GONE else Kind.DAMAGED
+            if version is not None and version.size_bytes != announced.pack.size_bytes:
+                kind = Kind.SIZE
+            told(Finding(kind, announced.pack.name, wrong.text, "deleted" if is_deleted else "removed"))
 
-    async def _hanging(self) -> list[Announced]:
+    async def _verified(self, announced: Announced) -> _Found:
+        try:
+            version = await self._version(announced.pack)
+            return _Found(announced, await wrong_of(self._objects, announced.pack), version)
+        except ObjectUnavailable:  # who doubts it still says so again
+            return _Found(announced, None, None)
+
+    async def _remove(self, packs: Sequence[Announced], reason: Reason, report: Report) -> None:
+        """Say that these are gone, and what hangs on nothing else, unless a mirror brings them again."""
+        said = [removed(one, reason) for one in packs]
+        if self.forgets_behind:
+            said = await self._catalogue.removals(packs, reason)
+        report.hanging += sum(one.reason == Reason.HANGING for one in said)
+        await self._hands.announce(said)
+
+    async def _version(self, pack: Pack) -> ObjectInfo | None:
+        """Of the object as it is now: it may be put again while it is read."""
+        try:
+            return await self._objects.head(pack.name)
+        except (ObjectMissing, ObjectDamaged, ObjectRefused):
+            return None
+
+    async def _holes(self) -> list[Announced]:
         """Packs that follow a block which is not durable, as far as memory tells."""
         found: list[Announced] = []
         for chunk in self._catalogue.chunks():
@@ -236,39 +281,17 @@ class Audit:
         header = announced.pack.header
         return bool(header.parent) and not self._catalogue.may_have(header.spec.digest + header.parent)
 
-    def _forget_hanging(
+    async def _remove_holes(
         self, holes: Sequence[Announced], report: Report, told: Callable[[Finding], None]
-    ) -> list[Announced]:
-        """Those whose parent has not become known meanwhile. Returns them."""
-        gone = [entry for entry in holes if self._hangs_on_nothing(entry)]
+    ) -> None:
+        """Those whose parent has not become known meanwhile, and that nobody has removed."""
+        known = self._catalogue.packs([entry.pack.id for entry in holes])
+        gone = [entry for entry in known if entry is not None and self._hangs_on_nothing(entry)]
         for entry in gone:
-            if self._catalogue.lose(entry.pack.id):
-                report.hanging += 1
-                told(
-                    Finding(
-                        Kind.PARENTLESS,
-                        entry.pack.name,
-                        "it follows a block that is not durable",
-                        "forgotten",
-                    )
-                )
-        return gone
-
-    async def _forget_behind(self, gone: Iterable[Announced]) -> None:
-        """What hangs on these, if none of its parents' packs is left."""
-        keys = {key for entry in gone for key in keys_of(entry.pack.header)}
-        is_found = True
-        while is_found:
-            is_found = False
-            for chunk in self._catalogue.chunks():
-                for entry in chunk:
-                    header = entry.pack.header
-                    above = header.spec.digest + header.parent
-                    if header.parent and above in keys and self._catalogue.find([above]) == [None]:
-                        self._catalogue.lose(entry.pack.id)
-                        keys.update(keys_of(header))
-                        is_found = True
-                await asyncio.sleep(0)
+            told(
+                Finding(Kind.PARENTLESS, entry.pack.name, "it follows a block that is not durable", "removed")
+            )
+        await self._remove(gone, Reason.HANGING, report)
 
     async def _check_place(self) -> None:
         """That this is the region still. Raises RegionError, ObjectError."""
@@ -277,6 +300,36 @@ class Audit:
     def _check_same(self, renewals: int) -> None:
         if self._catalogue.renewals != renewals:
             raise CatalogueDamaged("the catalogue was made anew meanwhile")
+
+
+async def wrong_of(objects: Objects, pack: Pack) -> Wrong | None:
+    """What is wrong with a pack, read from the first byte to the last; None if nothing is. Asked twice: the way may be to blame once.
+    Raises ObjectUnavailable."""
+    found = None
+    for _ in range(2):
+        try:
+            await verified_pack(objects, pack)
+            return None
+        except ObjectKeyUnknown:
+            return None  # others may have the key
+        except ObjectMissing as error:
+            return Wrong(Reason.GONE, str(error))
+        except PackDamaged as error:
+            found = Wrong(Reason.DAMAGED, str(error))
+        except (ObjectDamaged, ObjectRefused) as error:
+            found = Wrong(Reason.REFUSED, str(error))
+    if found is not None and found.reason == Reason.DAMAGED:
+        if await _content(objects, pack) != await _content(objects, pack):
+            return None  # the way is to blame: what is damaged in the store comes back the same
+    return found
+
+
+async def _content(objects: Objects, pack: Pack) -> bytes:
+    """Or why there is none."""
+    try:
+        return bytes(await objects.get_within(pack.name, pack.size_bytes))
+    except (ObjectMissing, ObjectDamaged, ObjectRefused) as error:
+        return str(error).encode()
 
 
 def _slices(items: Sequence[T], most: int = AUDIT_SLICE_PACKS) -> Iterator[Sequence[T]]:

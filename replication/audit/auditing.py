@@ -2,6 +2,7 @@
 
     a day has passed ─┐
     a gap in a feed ──┴─▶ Audit ─▶ gap: the feed goes on behind it, and a snapshot takes everybody there
+    doubts of readers ──▶ their packs are read by the keeper itself ─▶ gone, wrong or refused: removed
 
 After a gap the packs themselves say what the lost segments said.
 """
@@ -12,6 +13,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -23,9 +25,11 @@ from replication.constants import ORPHAN_GRACE_S
 from replication.errors import CatalogueDamaged, ReplicationError
 from replication.feed.feed import Gap
 from replication.feed.tail import Tail
-from replication.formats.announced import Announced
-from replication.formats.announced_models import AnnouncedModel
+from replication.formats.doubts import DOUBTS, DOUBTS_NAME, read_doubts
+from replication.formats.members import read_members
+from replication.formats.removed import Removed, Said
 from replication.keeper.keeper import Keeper
+from replication.keeper.news_reader import Folders
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError
 from tiers.together import together
@@ -74,6 +78,7 @@ class Auditing:
         self._chance = random.Random(chance.random())  # drawn from often: what others draw stays the same
         self._again_s: float | None = None  # loop's time: then the one that failed is begun anew
         self._gap_due_s: float | None = None
+        self._doubts = Folders(keeper, DOUBTS)
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that the store or the disk can cause."""
@@ -86,18 +91,41 @@ class Auditing:
                 self._gap_due_s = now_s + AUDIT_GAP_S
             if not self._keeper.holds:
                 continue
+            self._audit.forgets_behind = self.elsewhere is None
+            await self._guarded(self._look_at_doubts)
             is_gap_due = self._gap_due_s is not None and self._gap_due_s <= now_s
             if not is_gap_due and not self._is_due(now_s):
                 continue
             self._gap_due_s, self._again_s = None, None
-            try:
-                await self._run(gaps if is_gap_due else ())
-            except CatalogueDamaged as error:
-                log.warning("the catalogue is made anew: %s", error)
-                self._tail.mend()
-            except (ObjectError, ReplicationError) as error:
-                log.debug("%s: the audit goes on later: %s", self._objects.where, error)
+            if not await self._guarded(partial(self._run, gaps if is_gap_due else ())):
                 self._run_again()
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Whether it came to its end, or found the catalogue damaged; else it is to be done later."""
+        try:
+            await work()
+        except CatalogueDamaged as error:
+            log.warning("the catalogue is made anew: %s", error)
+            self._tail.mend()
+        except (ObjectError, ReplicationError) as error:
+            log.debug("%s: the audit goes on later: %s", self._objects.where, error)
+            return False
+        return True
+
+    async def _look_at_doubts(self) -> None:
+        """One node's after the other; those of a node are deleted when all of them were looked at."""
+        if self._tail.complete_age_s is None or not self._doubts.are_due():
+            return
+        read = partial(read_doubts, self._objects)
+        members = await read_members(self._objects, DOUBTS, DOUBTS_NAME, read, self._keeper.problems)
+        for info, doubted in members.found:
+            report = Report()
+            await self._audit.verify(doubted.packs, report)
+            self._count(report)
+            self._bring_again(report)
+            await self._keeper.delete([info.name])
+        if not members.unavailable:
+            self._doubts.listed()
 
     def status(self) -> dict[str, object]:
         """The fields are documented in docs/cli.md."""
@@ -124,14 +152,12 @@ class Auditing:
             bool(gaps),
             *((elsewhere.origin,) if elsewhere is not None else ()),
         )
-        self._audit.forgets_behind = elsewhere is None
         report = await self._audit.run(terms, _logged)
+        self.audits += 1
         self._count(report)
         if gaps and report.is_whole:
             self._tail.leave_behind(gaps)
-        lost = report.missing + report.damaged + report.models.missing + report.models.damaged
-        if elsewhere is not None and lost:
-            elsewhere.lost()
+        self._bring_again(report)
         if not report.is_whole:
             self._run_again()
         log.info("audited %s: %s", self._objects.where, report)
@@ -145,8 +171,12 @@ class Auditing:
     def _run_again(self) -> None:
         self._again_s = asyncio.get_running_loop().time() + AUDIT_RETRY_S * self._chance.uniform(0.5, 1.0)
 
+    def _bring_again(self, report: Report) -> None:
+        lost = report.missing + report.damaged + report.models.missing + report.models.damaged
+        if self.elsewhere is not None and lost:
+            self.elsewhere.lost()
+
     def _count(self, report: Report) -> None:
-        self.audits += 1
         for name in ("missing", "damaged", "restored", "deleted"):
             setattr(self.total, name, getattr(self.total, name) + getattr(report, name))
         self.total.models = ModelReport(*map(sum, zip(self.total.models, report.models, strict=True)))
@@ -159,17 +189,14 @@ def _logged(finding: Finding) -> None:
 class NodeHands:
     """Of a node that announces, and keeps its region: what `Hands` promises."""
 
-    def __init__(
-        self, announce: Callable[[Announced | AnnouncedModel], Awaitable[None]], keeper: Keeper
-    ) -> None:
+    def __init__(self, announce: Callable[[Said], Awaitable[None]], keeper: Keeper) -> None:
         self._announce = announce
         self._keeper = keeper
 
-    async def announce(self, packs: Sequence[Announced]) -> None:
-        await together(map(self._announce, packs))
-
-    async def announce_models(self, models: Sequence[AnnouncedModel]) -> None:
-        await together(map(self._announce, models))
+    async def announce(self, some: Sequence[Said]) -> None:
+        if any(isinstance(one, Removed) for one in some):
+            self._keeper.require()
+        await together(map(self._announce, some))
 
     async def delete(self, names: Sequence[str]) -> None:
         await self._keeper.delete(names)

@@ -1,10 +1,10 @@
 """The audit of models: whether each that was announced is there with all of its chunks, and each that is there is announced.
 
-    manifests listed ─┬─ removed ────────────────▶ deleted, forgotten
-                      ├─ cannot be read, twice ──▶ deleted, forgotten
-                      ├─ lacks chunks, twice ────▶ said, forgotten: a mirror brings it again, or a publisher
+    manifests listed ─┬─ erased ─────────────────▶ removed, deleted
+                      ├─ cannot be read, twice ──▶ removed, deleted
+                      ├─ lacks chunks, twice ────▶ said, removed: a mirror brings it again, or a publisher
                       └─ whole, not announced ───▶ announced, unless a mirror brings it
-    catalogue ─▶ not listed, twice ──────────────▶ forgotten
+    catalogue ─▶ not listed, twice ──────────────▶ removed
 
 Chunks that no manifest names are no business of an audit: `kvstore model gc` deletes them. A manifest is there when all of its
 chunks are, but they may be lost later.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
 from replication.audit.orphans import Finding, Hands, Kind, Terms
@@ -33,6 +33,7 @@ from replication.formats.manifests import (
     named,
     read_manifest,
 )
+from replication.formats.removed import Reason, removed
 from replication.models.chunks import lacking
 from replication.problems import Problems
 from tiers.bucket.objects import ObjectInfo, Objects
@@ -89,7 +90,7 @@ class ModelAudit:
         there = {f"models/{folder}/" for folder in await self._objects.folders("models/")}
         listed = await self._listed(there, told)
         removed = await self._take_removed(listed, told) if REMOVED in there else 0
-        missing = await self._forget_missing([name for name in announced if name not in listed], told)
+        missing = await self._remove_missing([name for name in announced if name not in listed], told)
         damaged, bad = 0, dict[str, ObjectInfo]()
         restored = left = 0
         doubted: list[Looked] = []
@@ -129,21 +130,24 @@ class ModelAudit:
             await self._hands.delete([name])
             del listed[name]
             told(Finding(Kind.ERASED, name, "it was removed", "deleted"))
-        for model in list(self._catalogue.models.values()):
-            if (model.model, model.revision) in over:
-                self._catalogue.forget_model(model.name)
+        announced = [one for one in self._catalogue.models.values() if (one.model, one.revision) in over]
+        await self._hands.announce([removed(one, Reason.ERASED) for one in announced])
         return len(gone)
 
-    async def _forget_missing(self, names: list[str], told: Told) -> int:
+    async def _remove(self, names: Iterable[str], reason: Reason) -> None:
+        known = self._catalogue.models
+        await self._hands.announce([removed(known[name], reason) for name in names if name in known])
+
+    async def _remove_missing(self, names: list[str], told: Told) -> int:
         doubted = [name for name in names if name in self._catalogue.models and await self._is_gone(name)]
         if not doubted:
             return 0
         await asyncio.sleep(self._again_s)
         gone = [name for name in doubted if await self._is_gone(name)]
         await self._check_place()  # behind the answers: a place that is away has nothing
+        await self._remove(gone, Reason.GONE)
         for name in gone:
-            self._catalogue.forget_model(name)
-            told(Finding(Kind.MISSING, name, "announced, and not there", "forgotten"))
+            told(Finding(Kind.MISSING, name, "announced, and not there", "removed"))
         return len(gone)
 
     async def _is_gone(self, name: str) -> bool:
@@ -195,7 +199,7 @@ class ModelAudit:
         origin = terms.origin(model.id)
         if is_young or origin is None:
             return None
-        await self._hands.announce_models([announced_model(looked.manifest, origin)])
+        await self._hands.announce([announced_model(looked.manifest, origin)])
         reason = "nobody has announced it" if known is None else "another content of this name was announced"
         told(Finding(Kind.ORPHAN, model.name, reason, "announced"))
         return True
@@ -212,10 +216,11 @@ class ModelAudit:
                 young += 1
                 continue
             await self._check_place()
-            is_known = self._catalogue.forget_model(name)
+            is_known = name in self._catalogue.models
+            await self._remove([name], Reason.GONE)
             missing += 1
             reason = f"{looked.lacks} of its {len(looked.manifest.chunks)} chunks are not there, or of another size"
-            told(Finding(Kind.MISSING, name, reason, "forgotten" if is_known else ""))
+            told(Finding(Kind.MISSING, name, reason, "removed" if is_known else ""))
         return missing, young
 
     async def _judge_damaged(self, bad: dict[str, ObjectInfo], terms: Terms, told: Told) -> int:
@@ -235,8 +240,8 @@ class ModelAudit:
                 reason = str(error)
             if info.modified_s >= terms.settled_s:
                 continue
+            await self._remove([name], Reason.DAMAGED)
             await self._hands.delete([name])
-            self._catalogue.forget_model(name)
             damaged += 1
             told(Finding(Kind.DAMAGED, name, reason, "deleted"))
         return damaged

@@ -2,6 +2,7 @@
 
     a writer died between put and announce │ its segment was lost │ its life was over and nobody deleted it
       ─▶ header, read by range ─▶ erased by a tombstone ────────▶ deleted
+                               ─▶ removed when it was over ─────▶ deleted
                                ─▶ damaged in the store ─────────▶ deleted
                                ─▶ begins a prompt, or follows a block that is durable ─▶ announced, for RESTORED_KEPT_S
                                ─▶ else it waits for its parent; of no use to anybody after PARENTLESS_S ─▶ deleted
@@ -31,7 +32,7 @@ from replication.catalogue.catalogue import Catalogue
 from replication.constants import AUDIT_REQUESTS_MAX, SEGMENT_BLOCKS_MAX, SEGMENT_ENTRIES_MAX
 from replication.erasure.erasure import Erasure
 from replication.formats.announced import Announced
-from replication.formats.announced_models import AnnouncedModel
+from replication.formats.removed import Said
 from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused, PackDamaged
 from tiers.packs.codecs import CODECS
@@ -54,6 +55,7 @@ class Kind(StrEnum):
     ORPHAN = "orphan"  # there, sound, and not announced
     PARENTLESS = "parentless"  # … and follows a block that is not durable
     ERASED = "erased"  # … and named by a tombstone
+    OVER = "over"  # … and removed because its life was, and not deleted
     DAMAGED = "damaged"  # its bytes are not what its header, or its announcement, says
     STRANGE = (
         "strange"  # an object below packs/ that is no pack by its name, or of a codec that is not known here
@@ -74,11 +76,8 @@ class Finding(NamedTuple):
 class Hands(Protocol):
     """What changes a region. Each raises ObjectError."""
 
-    async def announce(self, packs: Sequence[Announced]) -> None:
-        """Say in this order that these are durable; the catalogue knows them, too, when it returns."""
-
-    async def announce_models(self, models: Sequence[AnnouncedModel]) -> None:
-        """The same of models."""
+    async def announce(self, some: Sequence[Said]) -> None:
+        """Say in this order that these packs and models are durable, or removed; the catalogue knows it, too, when it returns."""
 
     async def delete(self, names: Sequence[str]) -> None: ...
 
@@ -105,6 +104,10 @@ async def deleted(hands: Hands, name: str) -> bool:
         log.warning("%s: cannot be deleted: %s", name, error)
         return False
     return True
+
+
+def _folder(info: ObjectInfo) -> str:
+    return info.name.rpartition("/")[0]
 
 
 class Orphans:
@@ -135,6 +138,9 @@ class Orphans:
         self._ready_until_s: dict[bytes, int] = {}  # by key of their blocks
         self._waiting: dict[bytes, list[ObjectInfo]] = {}  # by key of the parent
         self._count_waiting = 0
+        self._unread: set[str] = (
+            set()
+        )  # folders in which one could not be read, that may be somebody's parent
 
     async def take(self, infos: Sequence[ObjectInfo]) -> None:
         """A page of them. Raises ObjectError, CatalogueDamaged."""
@@ -157,7 +163,7 @@ class Orphans:
             return
         for infos in self._waiting.values():
             for info in infos:
-                if info.modified_s < before_s:
+                if info.modified_s < before_s and _folder(info) not in self._unread:
                     await self._delete(Kind.PARENTLESS, info, "it follows a block that is not durable")
                 else:
                     self.left += 1
@@ -172,6 +178,8 @@ class Orphans:
                     infos.extend(await self._judge(info, pack))
                 elif pack:
                     await self._delete_if_settled(Kind.DAMAGED, info, pack)
+                else:
+                    self._unread.add(_folder(info))
             if (
                 len(self._ready) >= SEGMENT_ENTRIES_MAX // 2
                 or len(self._ready_until_s) >= SEGMENT_BLOCKS_MAX // 2
@@ -223,6 +231,9 @@ class Orphans:
         if self._erasure.covers(Announced(pack)):
             await self._delete(Kind.ERASED, info, "a tombstone names it")
             return self._freed(pack.header)  # and is erased, too
+        if info.modified_s < self._terms.settled_s and self._catalogue.is_over(pack.id, info.modified_s):
+            await self._delete(Kind.OVER, info, "its life is over")
+            return ()
         if pack.header.codec not in CODECS:
             self.left += 1
             self._told(

@@ -8,9 +8,10 @@
            p <number>                  ─▶ entry (msgpack)     w <writer>                  ─▶ position
            n <namespace>               ─▶ spec (msgpack)      c <namespace>               ─▶ packs, blocks, bytes
            t <kept until> <number>     ─▶ -                m <manifest's name>         ─▶ model (msgpack)
-           g <number>                  ─▶ entry of a pack that is gone (msgpack)
+           g <number>                  ─▶ entry of a pack that was lost (msgpack)
            r <writer>                  ─▶ position of one of which nothing is left
            s                           ─▶ number of the newest snapshot of which all is known
+           u <word of parent> <number> ─▶ -                x <id>                      ─▶ until when what was announced is void
 
 Models are few, and kept in memory as well. Row "v" says that segments were read by who knows models: a catalogue without it, which
 an older version left, is made anew.
@@ -18,14 +19,19 @@ an older version left, is made anew.
 A pack gets the next number when it is first heard of. Its blocks are found by words: 64 bits of a hash of their key.
 What shares a word (two packs with one block, or by chance two blocks) are neighbours in the rows, and the entry says
 which of them is meant; so nothing is read before it is written, the pack that was first is the first one found,
-and when it is forgotten the next one is. One that is *lost*, whose life was not over and which nobody erased, is found
+and when it is removed the next one is. One that is *lost*, whose life was not over and which nobody erased, is found
 no more either; what it was is kept, because it says what follows on what.
+
+A catalogue forgets nothing by itself: removals are announced as packs are. Each voids what was announced until a moment, so
+announcements and removals of any number of writers say the same, in whatever order they are read: a pack is there if it was
+announced later than it was removed.
 
 What must always hold:
 
 * Position and content are written together: after `kill -9` everything up to the position is known. More may be.
 * A spot names a pack that has this very block at this index.
 * A word is in the filter if a row has it, once the filter is loaded. Until then less is in it.
+* There are as many rows of packs as are counted: who walks through all of them is told if there are fewer.
 
 One thread calls everything but `held`.
 """
@@ -33,47 +39,34 @@ One thread calls everything but `held`.
 from __future__ import annotations
 
 import asyncio
-import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import msgspec
 import xxhash
 
+from replication.catalogue import layout
 from replication.catalogue.filter import KEPT_BYTES, PARTITION_BYTES, PARTITIONS, Filter
 from replication.catalogue.rows import PREFIX_BYTES, RocksRows, Rows
 from replication.catalogue.seen import Seen
-from replication.constants import CATALOGUE_CHUNK_PACKS
+from replication.constants import CATALOGUE_CHUNK_PACKS, REMOVED_SLICE
 from replication.errors import CatalogueDamaged
 from replication.formats.announced import Announced, Entry, announced_of, entry_of, fields_of, merged
 from replication.formats.announced_models import AnnouncedModel, merged_models
+from replication.formats.removed import LOST, Reason, Removed, latest, removed
 from replication.formats.segment import Segment
 from tiers.base import NAMESPACE_BYTES
 from tiers.namespace_spec import NamespaceSpec
-from tiers.packs.packs import PACK_RECORDS_MAX, Pack, wrong_of_spec
-from tiers.parsing import ParserErrors, parser_failure
+from tiers.packs.packs import Pack, wrong_of_spec
 
 LOST_PACKS_MAX: Final = 100_000  # that are remembered; 100 MB of rows
 LOST_KEPT_S: Final = 24 * 3600.0  # behind the end of their lives, so that no clock is too late
+VOIDS_KEPT_S: Final = 3 * 24 * 3600.0  # removals are remembered for so long after they are read
 LOAD_KEYS: Final = 2048  # of the filter, in one slice: about 2 ms
-
-T = TypeVar("T")
-_ID, _PACK, _KEY, _WRITER, _SPEC, _COUNT, _UNTIL = b"i", b"p", b"k", b"w", b"n", b"c", b"t"
-_MODEL, _FORMAT, _FORMAT_NOW = b"m", b"v", b"2"
-_GONE, _RETIRED, _COMPARED = b"g", b"r", b"s"
-_NUMBER_BYTES = 6  # of a pack
-_INDEX_BYTES = 2
-_SPEC_BYTES = 4
-_POSITION_BYTES = 8
-_WORD_BYTES = 8
-_UNTIL_BYTES = 5  # unix seconds
-_INDEXES = tuple(index.to_bytes(_INDEX_BYTES, "big") for index in range(PACK_RECORDS_MAX))
-_KEY_ROW = struct.Struct(f">{len(_KEY)}xQ{_NUMBER_BYTES + _INDEX_BYTES}x")
-_digest = xxhash.xxh3_64_digest
-
-assert len(_KEY) + _WORD_BYTES == PREFIX_BYTES
 
 
 class Spot(NamedTuple):
@@ -98,14 +91,24 @@ class Counts(msgspec.Struct, array_like=True):
     bytes: int = 0
 
 
+class _Void(msgspec.Struct, array_like=True, frozen=True):
+    """Until when what was announced of an id is void; when that was read, unix seconds by our clock."""
+
+    said_s: float
+    read_s: float
+    reason: str = ""
+
+
 class Catalogue:
     """rows: where it is kept; what is there already is known at once, but for the filter: see `load`.
     retired: by writer of which nothing is left to read, up to which segment all is known. renewals: how often it was begun
     again. Who works on it for longer than one call looks whether that changed."""
 
-    def __init__(self, rows: Rows) -> None:
-        """Raises CatalogueDamaged."""
+    def __init__(self, rows: Rows, clock: Callable[[], float] = time.time) -> None:
+        """clock: unix seconds; says only for how long removals are remembered. Raises CatalogueDamaged."""
         self.renewals = 0
+        self.removed_by: Counter[str] = Counter()  # packs since the start, by the reasons of their removals
+        self._clock = clock
         self._rows = rows
         self._filter = Filter()
         self._read_all()
@@ -136,25 +139,30 @@ class Catalogue:
         self._specs: list[NamespaceSpec] = []
         self._spec_numbers: dict[bytes, int] = {}  # by encoded spec
         self._counts: list[Counts] = []
-        for _, value in _all(self._rows, _SPEC):
+        for _, value in layout.all_rows(self._rows, layout.SPEC):
             self._spec_numbers[value] = len(self._specs)
-            self._specs.append(spec := _decoded(value, NamespaceSpec))
+            self._specs.append(spec := layout.decoded(value, NamespaceSpec))
             if wrong := wrong_of_spec(spec):
                 raise CatalogueDamaged(f"a namespace with {wrong}")
-        for _, value in _all(self._rows, _COUNT):
-            self._counts.append(_decoded(value, Counts))
+        for _, value in layout.all_rows(self._rows, layout.COUNT):
+            self._counts.append(layout.decoded(value, Counts))
         if len(self._counts) != len(self._specs):
             raise CatalogueDamaged("namespaces and their counts do not agree")
-        self._positions, self.retired = _numbers(self._rows, _WRITER), _numbers(self._rows, _RETIRED)
-        [compared] = self._rows.get([_COMPARED])
+        self._positions, self.retired = (
+            layout.numbers(self._rows, layout.WRITER),
+            layout.numbers(self._rows, layout.RETIRED),
+        )
+        [compared] = self._rows.get([layout.COMPARED])
         self.compared = int.from_bytes(compared or b"", "big")
-        self._is_marked = self._rows.get([_FORMAT]) == [_FORMAT_NOW]
+        self._is_marked = self._rows.get([layout.FORMAT]) == [layout.FORMAT_NOW]
         if self._positions and not self._is_marked:
-            raise CatalogueDamaged("it was made by a version that knows no models")
-        models = (_decoded(value, AnnouncedModel) for _, value in _all(self._rows, _MODEL))
+            raise CatalogueDamaged("an older version made it")
+        models = (
+            layout.decoded(value, AnnouncedModel) for _, value in layout.all_rows(self._rows, layout.MODEL)
+        )
         self._models = {model.name: model for model in models}
-        self._lost_count = len(self._rows.keys(_GONE, _behind(_GONE), LOST_PACKS_MAX))
-        last = self._rows.last(_PACK, _behind(_PACK))
+        self._lost_count = len(self._rows.keys(layout.GONE, layout.behind(layout.GONE), LOST_PACKS_MAX))
+        last = self._rows.last(layout.PACK, layout.behind(layout.PACK))
         self._next_number = int.from_bytes(last[1:], "big") + 1 if last else 1
         self._loaded_partitions = 0 if last else PARTITIONS
 
@@ -166,7 +174,17 @@ class Catalogue:
         if segment.number <= position:
             return
         assert segment.number == position + 1, "a segment was passed over"
-        self._apply(segment.entries, {segment.writer: segment.number}, segment.models)
+        self._learn(segment, {segment.writer: segment.number})
+
+    def add_own(self, segment: Segment) -> None:
+        """The same of one that we have written, without a position: it is read again."""
+        self._learn(segment, {})
+
+    def _learn(self, segment: Segment, positions: Mapping[str, int]) -> None:
+        said_s, replace = segment.written_s, msgspec.structs.replace
+        self.remove(segment.removed)
+        entries = [replace(entry, said_s=said_s) for entry in segment.entries]
+        self._apply(entries, positions, [replace(model, said_s=said_s) for model in segment.models])
 
     def add_packs(self, entries: Sequence[Announced], models: Sequence[AnnouncedModel] = ()) -> None:
         """Learn of packs and models from elsewhere: a snapshot, a listing. The caller cuts them as segments are cut."""
@@ -175,7 +193,7 @@ class Catalogue:
     def expect(self, pack: Pack) -> None:
         """A pack that will be announced soon: its blocks count as held here. A restart forgets it."""
         spec, hashes = pack.header.spec, pack.header.hashes
-        seed, size = _seed(spec.digest), spec.hash_bytes
+        seed, size = layout.seed_of(spec.digest), spec.hash_bytes
         self._filter.add(
             xxhash.xxh3_64_intdigest(hashes[at : at + size], seed) for at in range(0, len(hashes), size)
         )
@@ -191,20 +209,25 @@ class Catalogue:
     def retire(self, writers: Collection[str]) -> None:
         """There is nothing of these to read any more: their positions are among `retired` from now on."""
         known = {writer: self._positions[writer] for writer in writers if writer in self._positions}
-        puts = [(_RETIRED + writer.encode(), _position(number)) for writer, number in known.items()]
-        self._rows.write(puts, [_WRITER + writer.encode() for writer in known])
+        puts = [
+            (layout.RETIRED + writer.encode(), layout.position_bytes(number))
+            for writer, number in known.items()
+        ]
+        self._rows.write(puts, [layout.WRITER + writer.encode() for writer in known])
         self.retired |= known
         for writer in known:
             del self._positions[writer]
 
     def compare(self, snapshot: int) -> None:
         """All that the snapshot of this number covers is known here."""
-        self._rows.write([(_COMPARED, _position(snapshot))], ())
+        self._rows.write([(layout.COMPARED, layout.position_bytes(snapshot))], ())
         self.compared = snapshot
 
     def forget_writers(self, writers: Collection[str]) -> None:
         """Nobody needs to know how far these were."""
-        self._rows.write((), [kind + writer.encode() for writer in writers for kind in (_WRITER, _RETIRED)])
+        self._rows.write(
+            (), [kind + writer.encode() for writer in writers for kind in (layout.WRITER, layout.RETIRED)]
+        )
         for writer in writers:
             self._positions.pop(writer, None)
             self.retired.pop(writer, None)
@@ -217,28 +240,36 @@ class Catalogue:
     ) -> None:
         news, puts, deletes = self._sorted_out(entries)
         said = self._models_said(models)
-        puts += [(_MODEL + name.encode(), msgspec.msgpack.encode(model)) for name, model in said.items()]
-        puts += [] if self._is_marked else [(_FORMAT, _FORMAT_NOW)]
+        puts += [
+            (layout.MODEL + name.encode(), msgspec.msgpack.encode(model)) for name, model in said.items()
+        ]
+        puts += [] if self._is_marked else [(layout.FORMAT, layout.FORMAT_NOW)]
         keys: list[bytes] = []
         specs = len(self._specs)
         counts: dict[int, Counts] = {}
         for number, announced in enumerate(news, self._next_number):
             spec = self._spec_number(announced.pack.header.spec)
             counts[spec] = _plus(counts.get(spec) or self._counts[spec], announced, 1)
-            number_bytes = number.to_bytes(_NUMBER_BYTES, "big")
-            puts.append((_ID + announced.pack.id, number_bytes))
-            puts.append((_PACK + number_bytes, msgspec.msgpack.encode(fields_of(entry_of(announced, spec)))))
-            puts += [(key, b"") for key in _until_key(announced, number_bytes)]
-            keys += _keys_of(announced, number_bytes)
+            number_bytes = number.to_bytes(layout.NUMBER_BYTES, "big")
+            puts.append((layout.ID + announced.pack.id, number_bytes))
+            puts.append(
+                (layout.PACK + number_bytes, msgspec.msgpack.encode(fields_of(entry_of(announced, spec))))
+            )
+            rows = layout.until_key(announced, number_bytes) + layout.under_key(announced, number_bytes)
+            puts += [(key, b"") for key in rows]
+            keys += layout.keys_of(announced, number_bytes)
         for spec in range(specs, len(self._specs)):
             puts.append(
-                (_SPEC + spec.to_bytes(_SPEC_BYTES, "big"), msgspec.msgpack.encode(self._specs[spec]))
+                (
+                    layout.SPEC + spec.to_bytes(layout.SPEC_BYTES, "big"),
+                    msgspec.msgpack.encode(self._specs[spec]),
+                )
             )
         puts += self._count_rows(counts)
         for writer, position in positions.items():
-            puts.append((_WRITER + writer.encode(), _position(position)))
+            puts.append((layout.WRITER + writer.encode(), layout.position_bytes(position)))
         back = self.retired.keys() & positions.keys()
-        deletes += [_RETIRED + writer.encode() for writer in back]
+        deletes += [layout.RETIRED + writer.encode() for writer in back]
         self._rows.write(chain(puts, ((key, b"") for key in keys)), deletes)
         for writer in back:
             del self.retired[writer]
@@ -248,19 +279,23 @@ class Catalogue:
         self._positions |= positions
         for spec, count in counts.items():
             self._counts[spec] = count
-        self._filter.add(word for (word,) in _KEY_ROW.iter_unpack(b"".join(keys)))
+        self._filter.add(word for (word,) in layout.KEY_ROW.iter_unpack(b"".join(keys)))
 
     def _sorted_out(
         self, entries: Sequence[Announced]
     ) -> tuple[list[Announced], list[tuple[bytes, bytes]], list[bytes]]:
-        """Those that are not known yet, each once; and the rows to put and to delete of known ones of which more is said."""
+        """Those that are not known yet, each once; the rows to put and to delete of known ones of which more is said. Void ones say
+        nothing."""
+        voids = self._voids([entry.pack.id for entry in entries])
         by_id: dict[bytes, Announced] = {}
         for entry in entries:
-            by_id[entry.pack.id] = merged(by_id.get(entry.pack.id, entry), entry)
-        numbers = self._rows.get([_ID + pack_id for pack_id in by_id])
+            void = voids.get(entry.pack.id)
+            if void is None or entry.said_s > void.said_s:
+                by_id[entry.pack.id] = merged(by_id.get(entry.pack.id, entry), entry)
         news: list[Announced] = []
         puts: list[tuple[bytes, bytes]] = []
-        deletes: list[bytes] = []
+        deletes = [layout.VOID + name for name in by_id.keys() & voids.keys()]
+        numbers = self._rows.get([layout.ID + pack_id for pack_id in by_id])
         for entry, number_bytes in zip(by_id.values(), numbers, strict=True):
             if number_bytes is None:
                 news.append(entry)
@@ -269,19 +304,22 @@ class Catalogue:
             both = merged(known, entry)
             if both is known:
                 continue
-            puts.append((_PACK + number_bytes, msgspec.msgpack.encode(fields_of(entry_of(both, spec)))))
+            puts.append((layout.PACK + number_bytes, msgspec.msgpack.encode(fields_of(entry_of(both, spec)))))
             if both.kept_until_s != known.kept_until_s:
-                puts += [(key, b"") for key in _until_key(both, number_bytes)]
-                deletes += _until_key(known, number_bytes)
+                puts += [(key, b"") for key in layout.until_key(both, number_bytes)]
+                deletes += layout.until_key(known, number_bytes)
         return news, puts, deletes
 
     def _models_said(self, models: Sequence[AnnouncedModel]) -> dict[str, AnnouncedModel]:
         """Those of which more is known now, by name."""
         said: dict[str, AnnouncedModel] = {}
+        voids = self._voids([model.name_id for model in models])
         for model in models:
             known = said.get(model.name) or self._models.get(model.name)
-            if known is None or merged_models(known, model) is not known:
-                said[model.name] = model
+            void = voids.get(model.name_id)
+            both = model if known is None else merged_models(known, model)
+            if both is not known and (void is None or model.said_s > void.said_s):
+                said[model.name] = both
         return said
 
     def _spec_number(self, spec: NamespaceSpec) -> int:
@@ -295,51 +333,131 @@ class Catalogue:
 
     def _count_rows(self, counts: Mapping[int, Counts]) -> list[tuple[bytes, bytes]]:
         return [
-            (_COUNT + spec.to_bytes(_SPEC_BYTES, "big"), msgspec.msgpack.encode(count))
+            (layout.COUNT + spec.to_bytes(layout.SPEC_BYTES, "big"), msgspec.msgpack.encode(count))
             for spec, count in counts.items()
         ]
 
-    def forget(self, pack_id: bytes) -> bool:
-        """A pack is gone from the store: its life was over, or it was erased. False if it was not known."""
-        return self._forget(pack_id, is_lost=False)
+    # -- what is removed -------------------------------------------------------------
 
-    def lose(self, pack_id: bytes) -> bool:
-        """A pack is gone from the store, or to be read no more, and nobody wanted that: see `lost`. False if it was not
-        known."""
-        return self._forget(pack_id, is_lost=True)
-
-    def _forget(self, pack_id: bytes, is_lost: bool) -> bool:
-        [number_bytes] = self._rows.get([_ID + pack_id])
-        if number_bytes is None:
-            return False
-        announced, spec = self._entry(number_bytes)
-        is_kept = is_lost and self._lost_count < LOST_PACKS_MAX
-        kept = [(_GONE + number_bytes, msgspec.msgpack.encode(entry_of(announced, spec)))] if is_kept else []
-        keys = _keys_of(announced, number_bytes)
-        count = {spec: _plus(self._counts[spec], announced, -1)}
-        rows = [_ID + pack_id, _PACK + number_bytes, *_until_key(announced, number_bytes), *keys]
-        self._rows.write(chain(self._count_rows(count), kept), rows)
-        self._lost_count += is_kept
-        self._counts[spec] = count[spec]
+    def remove(self, some: Sequence[Removed]) -> int:
+        """What was announced of these until then is void, also where it is read later. Returns how many were known, and are not any
+        more. The caller cuts them: each pack costs as much as it has blocks, several times."""
+        by_id = latest(some)
+        numbers = self._rows.get([layout.ID + one_id for one_id in by_id])
+        voids = self._voids(list(by_id))
+        models = {model.name_id: model for model in self._models.values()}
+        puts: list[tuple[bytes, bytes]] = []
+        keys: list[bytes] = []
+        deletes: list[bytes] = []
+        counts: dict[int, Counts] = {}
+        gone_models: list[str] = []
+        reasons = Counter[str]()
+        lost = 0
+        for one, number_bytes in zip(by_id.values(), numbers, strict=True):
+            if number_bytes is not None:
+                announced, spec = self._entry(number_bytes)
+                if announced.said_s > one.said_s:
+                    continue
+                if one.reason in LOST and self._lost_count + lost < LOST_PACKS_MAX:
+                    entry = msgspec.msgpack.encode(entry_of(announced, spec))
+                    puts.append((layout.GONE + number_bytes, entry))
+                    lost += 1
+                reasons[one.reason] += 1
+                keys += (own := layout.keys_of(announced, number_bytes))
+                deletes += [layout.ID + one.id, layout.PACK + number_bytes, *own]
+                deletes += layout.until_key(announced, number_bytes)
+                deletes += layout.under_key(announced, number_bytes)
+                counts[spec] = _plus(counts.get(spec) or self._counts[spec], announced, -1)
+            elif (model := models.get(one.id)) is not None:
+                if model.said_s > one.said_s:
+                    continue
+                gone_models.append(model.name)
+                deletes.append(layout.MODEL + model.name.encode())
+            elif one.id in voids and voids[one.id].said_s >= one.said_s:
+                continue
+            void = _Void(one.said_s, self._clock(), one.reason)
+            puts.append((layout.VOID + one.id, msgspec.msgpack.encode(void)))
+        self._rows.write(chain(puts, self._count_rows(counts)), deletes)
+        self.removed_by += reasons
+        self._lost_count += lost
+        for name in gone_models:
+            del self._models[name]
+        for spec, count in counts.items():
+            self._counts[spec] = count
         for key in keys:
-            beginning = key[: len(_KEY) + KEPT_BYTES]
-            if not self._rows.keys(beginning, _behind(beginning), 1):
-                self._filter.discard(_word(key))
-        return True
+            beginning = key[: len(layout.KEY) + KEPT_BYTES]
+            if not self._rows.keys(beginning, layout.behind(beginning), 1):
+                self._filter.discard(layout.word(key))
+        return reasons.total() + len(gone_models)
 
-    def forget_model(self, name: str) -> bool:
-        """A manifest, or a chunk of it, is gone from the store. False if it was not known."""
-        if name not in self._models:
-            return False
-        self._rows.write((), [_MODEL + name.encode()])
-        del self._models[name]
-        return True
+    async def remove_all(self, some: Sequence[Removed]) -> None:
+        """The same of any number, letting others run in between."""
+        for at in range(0, len(some), REMOVED_SLICE):
+            self.remove(some[at : at + REMOVED_SLICE])
+            await asyncio.sleep(0)
+
+    def _voids(self, ids: Sequence[bytes]) -> dict[bytes, _Void]:
+        values = self._rows.get([layout.VOID + one_id for one_id in ids])
+        both = zip(ids, values, strict=True)
+        return {one_id: layout.decoded(value, _Void) for one_id, value in both if value is not None}
+
+    def void_until_s(self, ids: Sequence[bytes]) -> float:
+        """Whoever announces these again says so later than that; 0.0 where none was removed. Raises CatalogueDamaged."""
+        return max((void.said_s for void in self._voids(ids).values()), default=0.0)
+
+    async def removals(self, packs: Sequence[Announced], reason: Reason) -> list[Removed]:
+        """Of these, and of all that hangs on them and on nothing else. Raises CatalogueDamaged."""
+        found = {one.pack.id: removed(one, reason) for one in packs}
+        waiting = deque(packs)
+        while waiting:
+            for one in self._hanging(waiting.popleft(), found):
+                found[one.pack.id] = removed(one, Reason.HANGING)
+                waiting.append(one)
+            await asyncio.sleep(0)
+        return list(found.values())
+
+    def _hanging(self, announced: Announced, gone: Collection[bytes]) -> list[Announced]:
+        """What follows on this pack, and on nothing else that is left without these ids."""
+        found: dict[bytes, Announced] = {}
+        spec = announced.pack.header.spec
+        for block in announced.pack.header.each_hash():
+            key = spec.digest + block
+            for row in self._rows.with_prefix(
+                layout.UNDER + layout.digest(block, layout.seed_of(spec.digest))
+            ):
+                child = self._entry(row[PREFIX_BYTES:])[0]
+                header = child.pack.header
+                is_under = header.spec.digest + header.parent == key and child.pack.id not in gone
+                if is_under and self.find([key], gone) == [None]:
+                    found[child.pack.id] = child
+        return list(found.values())
+
+    def is_over(self, pack_id: bytes, put_s: float) -> bool:
+        """Whether a pack, if it was put then, was removed because its life was over. Raises CatalogueDamaged."""
+        void = self._voids([pack_id]).get(pack_id)
+        return void is not None and void.reason == Reason.OVER and put_s <= void.said_s
+
+    def removed(self) -> Iterator[list[Removed]]:
+        """All that is remembered, as `chunks`. What was read VOIDS_KEPT_S ago is forgotten: whoever has not said by now that it is
+        there again, and had said so before, has been away for so long that others ask the bucket."""
+        start, end, before_s = layout.VOID, layout.behind(layout.VOID), self._clock() - VOIDS_KEPT_S
+        while found := self._rows.scan(start, end, CATALOGUE_CHUNK_PACKS):
+            voids = [(key, layout.decoded(value, _Void)) for key, value in found]
+            old = [key for key, void in voids if void.read_s < before_s]
+            if old:
+                self._rows.write((), old)
+            yield [
+                Removed(key[len(layout.VOID) :], void.said_s, void.reason)
+                for key, void in voids
+                if void.read_s >= before_s
+            ]
+            start = found[-1][0] + b"\0"
 
     def outlived(self, now_s: float, limit: int) -> list[Announced]:
         """Packs that were worth keeping until then and no longer, those first that should have gone first."""
-        end = _UNTIL + max(0, int(now_s)).to_bytes(_UNTIL_BYTES, "big")
-        keys = self._rows.keys(_UNTIL, end, limit)
-        return [self._entry(key[-_NUMBER_BYTES:])[0] for key in keys]
+        end = layout.UNTIL + max(0, int(now_s)).to_bytes(layout.UNTIL_BYTES, "big")
+        keys = self._rows.keys(layout.UNTIL, end, limit)
+        return [self._entry(key[-layout.NUMBER_BYTES :])[0] for key in keys]
 
     # -- asking ----------------------------------------------------------------------
 
@@ -349,7 +467,7 @@ class Catalogue:
         By halves, because the durable set is closed under prefixes. Reads memory only, may be wrong in both
         directions. From any thread.
         """
-        seed, words, digest = _seed(namespace), self._filter, xxhash.xxh3_64_intdigest
+        seed, words, digest = layout.seed_of(namespace), self._filter, xxhash.xxh3_64_intdigest
         low, high = start, len(hashes) // hash_bytes
         if low >= high or digest(hashes[low * hash_bytes : (low + 1) * hash_bytes], seed) not in words:
             return start
@@ -368,7 +486,7 @@ class Catalogue:
 
     def may_have(self, key: bytes) -> bool:
         """Whether a block may be durable: memory only, and wrong about one block in millions that is not."""
-        return not self.loaded or _digest_word(key) in self._filter
+        return not self.loaded or layout.digest_word(key) in self._filter
 
     def find(self, keys: Sequence[bytes], but: Collection[bytes] = ()) -> list[Spot | None]:
         """Where these blocks are, None where that is not known. but: ids of packs that are passed over. Raises CatalogueDamaged.
@@ -393,7 +511,7 @@ class Catalogue:
 
     def numbered(self, ids: Sequence[bytes]) -> list[Numbered | None]:
         """The same with their numbers. Raises CatalogueDamaged."""
-        numbers = self._rows.get([_ID + pack_id for pack_id in ids])
+        numbers = self._rows.get([layout.ID + pack_id for pack_id in ids])
         entries = iter(self._entries([number for number in numbers if number is not None]))
         return [
             None if number is None else Numbered(int.from_bytes(number, "big"), next(entries)[0])
@@ -403,9 +521,12 @@ class Catalogue:
     def _look_up(self, key: bytes, packs: dict[bytes, Announced], but: Collection[bytes]) -> Spot | None:
         if not self.may_have(key):
             return None
-        word = _digest(key[NAMESPACE_BYTES:], _seed(key[:NAMESPACE_BYTES]))
-        for row in self._rows.with_prefix(_KEY + word):
-            number_bytes, index = row[PREFIX_BYTES:-_INDEX_BYTES], int.from_bytes(row[-_INDEX_BYTES:], "big")
+        word = layout.digest(key[NAMESPACE_BYTES:], layout.seed_of(key[:NAMESPACE_BYTES]))
+        for row in self._rows.with_prefix(layout.KEY + word):
+            number_bytes, index = (
+                row[PREFIX_BYTES : -layout.INDEX_BYTES],
+                int.from_bytes(row[-layout.INDEX_BYTES :], "big"),
+            )
             if number_bytes not in packs:
                 packs[number_bytes] = self._entry(number_bytes)[0]
             spot = Spot(packs[number_bytes], index)
@@ -418,13 +539,13 @@ class Catalogue:
         return self._entries([number_bytes])[0]
 
     def _entries(self, numbers: Sequence[bytes]) -> list[tuple[Announced, int]]:
-        values = self._rows.get([_PACK + number for number in numbers])
+        values = self._rows.get([layout.PACK + number for number in numbers])
         if None in values:
             raise CatalogueDamaged(f"a pack without its row: {numbers[values.index(None)].hex()}")
         return [self._announced(value) for value in values if value is not None]
 
     def _announced(self, value: bytes) -> tuple[Announced, int]:
-        entry = _decoded(value, Entry)
+        entry = layout.decoded(value, Entry)
         try:
             return announced_of(entry, self._specs), entry.spec
         except ValueError as error:
@@ -465,15 +586,20 @@ class Catalogue:
 
         May be paused between chunks: packs that become known meanwhile are in it, those forgotten may be.
         """
-        start, end = _PACK + first.to_bytes(_NUMBER_BYTES, "big"), _behind(_PACK)
+        start, end = layout.PACK + first.to_bytes(layout.NUMBER_BYTES, "big"), layout.behind(layout.PACK)
+        counted, count = self.counts.packs + self.removed_by.total(), 0
         while found := self._rows.scan(start, end, CATALOGUE_CHUNK_PACKS):
+            count += len(found)
             yield [self._announced(value)[0] for _, value in found]
             start = found[-1][0] + b"\0"
+        counted -= self.removed_by.total()
+        if first <= 1 and count < counted:
+            raise CatalogueDamaged(f"{count} packs were found where {counted} are counted")
 
     def lost(self, now_s: float) -> Iterator[list[Announced]]:
         """Packs that were lost. Those whose life is over are forgotten: nothing that hung on one of them was kept for longer.
         As `chunks`."""
-        start, end, over_s = _GONE, _behind(_GONE), now_s - LOST_KEPT_S
+        start, end, over_s = layout.GONE, layout.behind(layout.GONE), now_s - LOST_KEPT_S
         while found := self._rows.scan(start, end, CATALOGUE_CHUNK_PACKS):
             packs = [self._announced(value)[0] for _, value in found]
             over = [key for (key, _), one in zip(found, packs, strict=True) if 0 < one.kept_until_s < over_s]
@@ -485,9 +611,9 @@ class Catalogue:
     def chunks_without(self, seen: Seen, behind: int) -> Iterator[list[Announced]]:
         """Of all packs before the number `behind` those whose numbers are not among these, CATALOGUE_CHUNK_PACKS looked at
         at a time. As `chunks`."""
-        start, end = _PACK, _PACK + behind.to_bytes(_NUMBER_BYTES, "big")
+        start, end = layout.PACK, layout.PACK + behind.to_bytes(layout.NUMBER_BYTES, "big")
         while found := self._rows.keys(start, end, CATALOGUE_CHUNK_PACKS):
-            numbers = [key[len(_PACK) :] for key in found]
+            numbers = [key[len(layout.PACK) :] for key in found]
             unseen = [number for number in numbers if int.from_bytes(number, "big") not in seen]
             yield [announced for announced, _ in self._entries(unseen)]
             start = found[-1] + b"\0"
@@ -508,7 +634,9 @@ class Catalogue:
     def _load_slice(self, limit: int) -> None:
         """The next partitions: rows and partitions have the same order, so each is filled at once and for good."""
         first = self._loaded_partitions
-        rows = self._rows.keys(_KEY + first.to_bytes(PARTITION_BYTES, "big"), _behind(_KEY), limit)
+        rows = self._rows.keys(
+            layout.KEY + first.to_bytes(PARTITION_BYTES, "big"), layout.behind(layout.KEY), limit
+        )
         if len(rows) < limit:
             end = PARTITIONS
         else:
@@ -518,7 +646,7 @@ class Catalogue:
                 return
         prints: dict[int, dict[int, None]] = {}
         from_bytes = int.from_bytes
-        behind_partition, behind_kept = len(_KEY) + PARTITION_BYTES, len(_KEY) + KEPT_BYTES
+        behind_partition, behind_kept = len(layout.KEY) + PARTITION_BYTES, len(layout.KEY) + KEPT_BYTES
         for row in rows:
             partition = prints.setdefault(_partition(row), {})
             partition[from_bytes(row[behind_partition:behind_kept], "big")] = None
@@ -528,42 +656,8 @@ class Catalogue:
         self._loaded_partitions = end
 
 
-def _seed(namespace: bytes) -> int:
-    return int.from_bytes(namespace[:_WORD_BYTES], "little")
-
-
-def _digest_word(key: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(key[NAMESPACE_BYTES:], _seed(key[:NAMESPACE_BYTES]))
-
-
-def _word(row: bytes) -> int:
-    return int.from_bytes(row[len(_KEY) : PREFIX_BYTES], "big")
-
-
 def _partition(row: bytes) -> int:
-    return int.from_bytes(row[len(_KEY) : len(_KEY) + PARTITION_BYTES], "big")
-
-
-def _behind(prefix: bytes) -> bytes:
-    """The first key behind all that begin with this."""
-    return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
-
-
-def _keys_of(announced: Announced, number_bytes: bytes) -> list[bytes]:
-    """The key rows of a pack."""
-    header = announced.pack.header
-    hashes, size, seed = header.hashes, header.spec.hash_bytes, _seed(header.spec.digest)
-    return [
-        _KEY + _digest(hashes[at : at + size], seed) + number_bytes + index
-        for at, index in zip(range(0, len(hashes), size), _INDEXES, strict=False)
-    ]
-
-
-def _until_key(announced: Announced, number_bytes: bytes) -> list[bytes]:
-    """The row by which a pack is found when its life is over; none if that never is."""
-    if not announced.kept_until_s:
-        return []
-    return [_UNTIL + announced.kept_until_s.to_bytes(_UNTIL_BYTES, "big") + number_bytes]
+    return int.from_bytes(row[len(layout.KEY) : len(layout.KEY) + PARTITION_BYTES], "big")
 
 
 def _is_at(key: bytes, spot: Spot) -> bool:
@@ -582,29 +676,3 @@ def _plus(counts: Counts, announced: Announced, sign: int) -> Counts:
     return Counts(
         counts.packs + sign, counts.blocks + sign * announced.blocks, counts.bytes + sign * size_bytes
     )
-
-
-def _all(rows: Rows, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    start, end = prefix, _behind(prefix)
-    while found := rows.scan(start, end, CATALOGUE_CHUNK_PACKS):
-        yield from found
-        start = found[-1][0] + b"\0"
-
-
-def _numbers(rows: Rows, prefix: bytes) -> dict[str, int]:
-    """By writer."""
-    try:
-        return {key[1:].decode(): int.from_bytes(value, "big") for key, value in _all(rows, prefix)}
-    except UnicodeDecodeError as error:
-        raise CatalogueDamaged(f"a row of a writer that is none: {error}") from error
-
-
-def _position(number: int) -> bytes:
-    return number.to_bytes(_POSITION_BYTES, "big")
-
-
-def _decoded(value: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.msgpack.decode(value, type=kind)
-    except ParserErrors as error:
-        raise CatalogueDamaged(f"a row that is not understood: {parser_failure(error)}") from error

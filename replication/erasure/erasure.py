@@ -1,8 +1,8 @@
 """Erasure: what tombstones name leaves the catalogue and the bucket, and does not come back.
 
     tombstones/ ─▶ look, every 15 s ───▶ a new one: the whole catalogue is swept; the keeper lists packs/, too, now and later
-    feed ─▶ catalogue ─▶ step, every second ─▶ what became known since is removed, if a tombstone names it
-                                              by the keeper from the bucket (`erased/` says how far), by all others from what they know
+    feed ─▶ catalogue ─▶ step, every second ─▶ what became known since, and a tombstone names: the keeper says that it is removed, and
+                                              deletes it (`erased/` says how far); all others learn what hangs on what, and read none of it
 
 A prefix is erased with all that hangs on it: packs that have its block, and packs behind those, whoever made them. Which
 blocks were found behind it is put down in the bucket before anything is removed: a pack may come later, from a node or a
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -28,12 +28,14 @@ from replication.erasure.strays import Strays
 from replication.errors import CatalogueDamaged
 from replication.formats.announced import Announced
 from replication.formats.carried_out import CarriedOut, put_carried_out
+from replication.formats.removed import Reason, Removed, removed
 from replication.formats.tombstones import BEHIND, TOMBSTONES, Tombstone, put_behind, read_behind
 from replication.keeper.news_reader import Folders, Source
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectDamaged, ObjectError, ObjectRefused, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
 
+ERASE_PACKS: Final = 8192  # announced to be removed together
 ERASE_INTERVAL_S: Final = 1.0  # between two looks whether what became known is erased
 # The bucket is listed so long after a tombstone became known: a node that did not know it may have put something meanwhile.
 STRAYS_LOOKS_S: Final = (0.0, 600.0, 3600.0)
@@ -60,7 +62,7 @@ class Erasure:
         """clock: unix seconds. known: where tombstones are kept; its own place if none is given. holds: whether this process keeps
         the region now; nobody else deletes anything, or puts anything down."""
         self.told = told
-        self.erased = 0  # packs
+        self.remove: Callable[[Sequence[Removed]], Awaitable[None]] = _nobody  # announces removals
         self.known = known or Erased(clock)
         self.known.clock = clock
         self._folders = Folders(news, TOMBSTONES, BEHIND)
@@ -213,11 +215,14 @@ class Erasure:
             try:
                 if not first:
                     await self._look_at_lost()
+                found: list[Announced] = []
                 for chunk in catalogue.chunks(first):
-                    found = list(filter(self.covers, chunk))
-                    await self._keep_behind()
-                    await self._remove(found)
+                    found += filter(self.covers, chunk)
                     await asyncio.sleep(0)
+                    if len(found) >= ERASE_PACKS:
+                        await self._remove(found)
+                        found = []
+                await self._remove(found)
             except BaseException:
                 self._next = min(self._next, first)
                 raise
@@ -272,10 +277,7 @@ class Erasure:
         async for names in self._strays.pages(self.tombstones, is_known, self.covers):
             await self._keep_behind()
             for name in names:
-                self.erased += await self._delete(name)
-        self._next = (
-            0  # what was listed may say what hangs on it; what could not be deleted is in the catalogue
-        )
+                await self._delete(name)
 
     async def _say(self, tombstone: Tombstone) -> None:
         """That it is carried out, but for what cannot be deleted."""
@@ -316,10 +318,20 @@ class Erasure:
                 kept.update(news)
                 del unkept[: len(links)]
 
-    async def _remove(self, packs: Iterable[Announced]) -> None:
-        """From the bucket first: what is in the catalogue still is found again if that fails."""
+    async def _remove(self, packs: Sequence[Announced]) -> None:
+        """By the keeper. What cannot be deleted is found again in the list of the bucket."""
+        await self._keep_behind()
+        if not packs:
+            return
+        if not self._holds():
+            self._held = False  # whenever it keeps the region from now on, it looks at everything
+            return
+        await self.remove([removed(announced, Reason.ERASED) for announced in packs])
+        if any(self._catalogue.packs([announced.pack.id for announced in packs])):
+            self._next = 0  # they were announced once more meanwhile
         for announced in packs:
-            if self._holds() and not await self._delete(announced.pack.name):
-                continue
-            self._catalogue.forget(announced.pack.id)
-            self.erased += 1
+            await self._delete(announced.pack.name)
+
+
+async def _nobody(some: Sequence[Removed]) -> None:
+    """Of a process that keeps no region."""

@@ -14,7 +14,6 @@ from typing import Final
 
 import msgspec
 
-from replication.catalogue.catalogue import Catalogue
 from replication.constants import KIB
 from replication.errors import Damaged
 from replication.formats.keeping import ring
@@ -107,13 +106,6 @@ async def manifests_of(objects: Objects, model: str, revision: str) -> AsyncIter
     async for page in objects.list(f"{CACHES}{model}/{revision}/"):
         for info in page:
             yield info.name
-
-
-def forget_removed(catalogue: Catalogue, removal: Removal) -> None:
-    """Raises CatalogueDamaged."""
-    for model in list(catalogue.models.values()):
-        if (model.model, model.revision) == (removal.model, removal.revision):
-            catalogue.forget_model(model.name)
 
 
 def _key(info: ObjectInfo) -> str:

@@ -4,7 +4,8 @@
 
 What must always hold:
 
-* A pack or a model is in the store before it is announced, and an announcement is durable before `announce` returns.
+* A pack or a model is in the store before it is announced, and an announcement is durable before `announce` returns; a removal is
+  announced before it is done.
 * A writer is new in each life of its process. Its numbers have no gaps, and no number has two contents. A number that may
   have been written is tried again with the same bytes until they are read back from the store; nothing else gets that number.
 * A position says: everything up to here was handed out. It never passes what is missing, damaged or not readable now.
@@ -21,7 +22,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -32,11 +33,14 @@ from replication.constants import (
     ROTTEN_LOOKS,
     SEGMENT_BYTES_MAX,
     SEGMENT_MODELS_MAX,
+    SEGMENT_REMOVED_MAX,
 )
 from replication.errors import Damaged, WriterConflict
 from replication.formats.announced import Announced
 from replication.formats.announced_models import AnnouncedModel
 from replication.formats.keeping import ring
+from replication.formats.region import require_place
+from replication.formats.removed import Removed
 from replication.formats.segment import (
     FEED,
     HEADS,
@@ -60,12 +64,14 @@ from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefuse
 from tiers.together import together
 
 SEGMENT_STORE_ATTEMPTS_MAX: Final = 4  # of one announcement: put, read back, repair what was stored damaged
+LATER_S: Final = 0.001  # than it was removed: what is announced again
 WRITER_IDS_MAX: Final = 3  # tried in one announcement, if others write under the same id
 HEAD_TRUST_S: Final = 300.0  # since the last look; by then a writer may have gone round once
 ALIVE_S: Final = 3600.0  # who wrote a head so long before the latest one, or later, writes
 LISTED_S: Final = 1800.0  # since heads were listed; then they are, whatever the news say
 LISTED_CLOSELY_S: Final = 120.0  # the same of who has to know how old all is that is known
 assert LISTED_CLOSELY_S < LISTED_S < ALIVE_S
+HEADS_PROVED: Final = 4  # asked for where none is listed
 FEED_PAGE_SEGMENTS: Final = 64  # read ahead of the catalogue at most: of all writers together, and of one
 FEED_REQUESTS_MAX: Final = 32  # under way at a time
 FULL_LOOK_EVERY: Final = 64  # looks; heads alone are not trusted
@@ -112,32 +118,54 @@ class FeedWriter:
         self._head_number = 0  # of the head as it is known to be stored
         self._turn = asyncio.Lock()
 
-    async def announce(self, entries: Sequence[Announced], models: Sequence[AnnouncedModel] = ()) -> None:
-        """Say that these packs, and these models with all of their chunks, are in the store. When this returns, it is durable.
+    async def announce(
+        self,
+        entries: Sequence[Announced],
+        models: Sequence[AnnouncedModel] = (),
+        removed: Sequence[Removed] = (),
+        after_s: float = 0.0,
+    ) -> list[Segment]:
+        """Say that these packs, and these models with all of their chunks, are in the store, and that others are there no more. When this
+        returns, it is durable. after_s: they were removed until then. Returns the segments that say it.
 
         Raises ObjectError: not known, or only in part, to be durable. Announcing the same entries again is the
         right answer to that, and says none of them twice.
         """
         async with self._turn:
             said = await self._settle()
+            known = {one.pack.id for segment in said for one in segment.entries}
+            known |= {model.id for segment in said for model in segment.models}
             now_s = asyncio.get_running_loop().time()
             if self.number and now_s - self._said_at_s > WRITER_SILENT_S:
                 self._take_fresh_id()  # it may be retired by now
             self._said_at_s = now_s
-            for piece in cut([entry for entry in entries if entry.pack.id not in said]):
-                self._pending = Segment(self.id, self.number + 1, self._clock(), piece)
-                await self._settle()
-            left = [model for model in models if model.id not in said]
-            for at in range(0, len(left), SEGMENT_MODELS_MAX):
-                some = left[at : at + SEGMENT_MODELS_MAX]
-                self._pending = Segment(self.id, self.number + 1, self._clock(), [], models=some)
-                await self._settle()
+            for segment in self._segments(
+                [entry for entry in entries if entry.pack.id not in known],
+                [model for model in models if model.id not in known],
+                removed,
+            ):
+                written_s = max(self._clock(), after_s + LATER_S)
+                self._pending = replace(segment, writer=self.id, number=self.number + 1, written_s=written_s)
+                said += await self._settle()
             await self._put_head()
+            return said
 
-    async def _settle(self) -> set[bytes]:
-        """Have what is pending in the store; returns the ids of its packs and models."""
+    def _segments(
+        self, entries: Sequence[Announced], models: Sequence[AnnouncedModel], removed: Sequence[Removed]
+    ) -> Iterator[Segment]:
+        """What is said, by nobody yet."""
+        blank = Segment("", 0, 0.0, ())
+        for at in range(0, len(removed), SEGMENT_REMOVED_MAX):
+            yield replace(blank, removed=removed[at : at + SEGMENT_REMOVED_MAX])
+        for piece in cut(entries):
+            yield replace(blank, entries=piece)
+        for at in range(0, len(models), SEGMENT_MODELS_MAX):
+            yield replace(blank, models=models[at : at + SEGMENT_MODELS_MAX])
+
+    async def _settle(self) -> list[Segment]:
+        """Have what is pending in the store, and return it."""
         if self._pending is None:
-            return set()
+            return []
         for _ in range(WRITER_IDS_MAX):
             try:
                 await self._store(self._pending)
@@ -150,7 +178,7 @@ class FeedWriter:
             raise ObjectUnavailable(f"{self._objects.where}: {WRITER_IDS_MAX} ids of writers were taken")
         settled, self._pending = self._pending, None
         self.number = settled.number
-        return {entry.pack.id for entry in settled.entries} | {model.id for model in settled.models}
+        return [settled]
 
     def _take_fresh_id(self) -> None:
         self.id = fresh_writer(self._chance)
@@ -163,10 +191,10 @@ class FeedWriter:
         twice, or come from a store without conditional writes. Raises WriterConflict, ObjectError."""
         name, content = segment_name(segment.writer, segment.number), encode(segment)
         failure = f"{self._objects.where}: {name}: read back, it is not what was put"
-        replace = False
+        is_known_damaged = False
         for _ in range(SEGMENT_STORE_ATTEMPTS_MAX):
             try:
-                await self._objects.put(name, content, only_new=not replace)
+                await self._objects.put(name, content, only_new=not is_known_damaged)
             except ObjectRefused:
                 raise
             except ObjectError as error:
@@ -179,7 +207,7 @@ class FeedWriter:
                     f"{self._objects.where}: {name}: somebody else's segment is there: was a running machine copied?"
                 )
             # What is damaged the same way twice is damaged in the store, and nobody has read it yet.
-            replace = there is not None and there == await self._read(name)
+            is_known_damaged = there is not None and there == await self._read(name)
         raise ObjectUnavailable(failure)
 
     async def _read(self, name: str) -> bytes | None:
@@ -271,6 +299,7 @@ class FeedReader:
         self.is_full = (
             False  # the last look asked all writers: no head that was not written could hide anything
         )
+        self.ours: Callable[[], str] = lambda: ""  # the writer of this process, once it has put a head
         self._objects = objects
         self._news = news
         self._closely = closely
@@ -372,6 +401,8 @@ class FeedReader:
                 heads.setdefault(writer, ("", 0))
             self.listed = frozenset(heads)
             self._asks_all = False
+        if not heads:
+            await self._require_nothing()
         self.listed |= heads.keys()
         self.is_full, self.has_listed, self._lists, self._listed_s = is_full, True, False, listed_s
         trusted = not is_full and now_s - self._looked_at_s < HEAD_TRUST_S
@@ -397,6 +428,20 @@ class FeedReader:
             return None
         is_new = any(number > self.positions.get(writer, 0) for writer, number in told.items())
         return None if self._closely and is_new else told
+
+    async def _require_nothing(self) -> None:
+        """No head was listed: that is a failed look where the place is away, or a head that should be there is. Raises ObjectError."""
+        await require_place(self._objects)
+        told = self._news.heads() if self._news is not None else None
+        for writer in [self.ours(), *(told or self._alive)][:HEADS_PROVED]:
+            try:
+                if writer:
+                    await self._objects.head(head_name(writer))
+                    raise ObjectUnavailable(
+                        f"{self._objects.where}: {head_name(writer)} is there, and not listed"
+                    )
+            except ObjectMissing:
+                continue
 
     def _believe(self, told: Mapping[str, int]) -> None:
         """Ask those for something new that have it, and those of which something is left."""

@@ -1,14 +1,14 @@
 """Snapshots: the whole catalogue at some positions, so that catching up takes seconds.
 
-    snapshots/parts/<number>-<chance>/<part>     packs, in sealed objects of about a megabyte, put first; then models, if there are any
+    snapshots/parts/<number>-<chance>/<part>     packs, in sealed objects of about a megabyte, put first; then models, and removals
     snapshots/manifests/<number>-<chance>        positions, and every part with its checksum, put last
 
     write   positions ─▶ all packs ─▶ parts ─▶ manifest          read   newest manifest ─▶ parts ─▶ positions
 
 What must always hold:
 
-* A manifest has every pack that was announced up to its positions and was there still: positions are taken first, and
-  catalogues only grow meanwhile. That it has more does no harm.
+* A manifest has every pack that was announced up to its positions and was there still: positions are taken first. That it has more
+  does no harm. It has removals, too, for as long as they are remembered: what they void may be read later.
 * Positions are taken over after the last part is. A snapshot that is damaged or half gone is left for the one before.
 * Numbers ascend, chance keeps two that are written at the same time apart: nobody waits for anybody.
 * Nothing is removed that kept snapshots do not cover: a segment only when SNAPSHOTS_KEPT whole ones do and it is older
@@ -25,7 +25,7 @@ import logging
 import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, TypeVar
 
 import msgspec
 import xxhash
@@ -37,6 +37,7 @@ from replication.errors import CatalogueDamaged, Damaged
 from replication.formats.announced import Announced, tabled, untabled, weight_bytes
 from replication.formats.announced_models import AnnouncedModel, heard_models
 from replication.formats.ranges import Count, Id, Number, Positions, UnixS
+from replication.formats.removed import Removed, heard_removed
 from replication.formats.sealed import fetch, seal, unseal
 from replication.formats.segment import FEED, cut, head_name, read_head, segment_number
 from tiers.bucket.objects import ObjectInfo, Objects
@@ -48,6 +49,7 @@ from tiers.together import together
 SNAPSHOT_PART_BYTES: Final = 1 * MIB  # a part that has so much takes no further pack; read in 2 ms
 SNAPSHOT_PART_BYTES_MAX: Final = 4 * MIB
 SNAPSHOT_PART_ENTRIES_MAX: Final = 1 << 14  # each counts for 96 bytes at least
+REMOVED_BYTES: Final = 128  # of a removal, at most
 SNAPSHOT_PARTS_MAX: Final = 1 << 16
 SNAPSHOT_REQUESTS_MAX: Final = 4  # parts in memory at a time
 SNAPSHOT_STORE_ATTEMPTS_MAX: Final = 3  # of a part that does not read back as it was put
@@ -55,7 +57,7 @@ SNAPSHOT_MANIFEST_BYTES_MAX: Final = 16 * MIB  # of 65,536 parts and 100,000 wri
 SNAPSHOTS_KEPT: Final = 3
 DELETE_NAMES_MAX: Final = 1000  # in one call
 assert SNAPSHOT_PART_BYTES + PACK_HEADER_BYTES_MAX < SNAPSHOT_PART_BYTES_MAX
-assert SNAPSHOT_PART_ENTRIES_MAX > SNAPSHOT_PART_BYTES // 96
+assert SNAPSHOT_PART_ENTRIES_MAX > SNAPSHOT_PART_BYTES // 96 > SNAPSHOT_PART_BYTES // REMOVED_BYTES
 
 log = logging.getLogger("replication.snapshots")
 
@@ -65,6 +67,9 @@ _NAME = re.compile(r"[0-7][0-9a-f]{15}-[0-9a-f]{8}")  # behind each number there
 _TELLS_NOTHING = 1 << 63  # nobody believes it, so any segment may go
 _MANIFEST_MAGIC = b"KVSNAP1\n"
 _PART_MAGIC = b"KVPART1\n"
+
+
+T = TypeVar("T")
 
 
 class Part(msgspec.Struct, array_like=True, frozen=True):
@@ -98,6 +103,7 @@ class _PartBody(msgspec.Struct, array_like=True):
     specs: Annotated[list[NamespaceSpec], Meta(max_length=SNAPSHOT_PART_ENTRIES_MAX)]
     entries: Annotated[list[msgspec.Raw], Meta(max_length=SNAPSHOT_PART_ENTRIES_MAX)]
     models: Annotated[list[msgspec.Raw], Meta(max_length=SEGMENT_MODELS_MAX)] = []
+    removed: Annotated[list[msgspec.Raw], Meta(max_length=SNAPSHOT_PART_ENTRIES_MAX)] = []
 
 
 class _Said(NamedTuple):
@@ -105,6 +111,7 @@ class _Said(NamedTuple):
 
     entries: Sequence[Announced]
     models: Sequence[AnnouncedModel]
+    removed: Sequence[Removed]
 
 
 class Retired(NamedTuple):
@@ -153,12 +160,14 @@ class Snapshots:
         name = f"{highest + 1:016x}-{self._chance.getrandbits(32):08x}"
         parts: list[Part] = []
         packs = 0
-        for entries in _pieces(catalogue.chunks()):
+        for entries in _pieces(catalogue.chunks(), weight_bytes):
             await self._put_part(name, parts, tabled(entries))
             packs += len(entries)
         models = list(catalogue.models.values())
         for at in range(0, len(models), SEGMENT_MODELS_MAX):
             await self._put_part(name, parts, (*tabled(()), models[at : at + SEGMENT_MODELS_MAX]))
+        for some in _pieces(catalogue.removed(), lambda one: REMOVED_BYTES):
+            await self._put_part(name, parts, (*tabled(()), (), some))
         _check_same(catalogue, renewals)
         manifest = Manifest(name, self._clock(), packs, positions, parts)
         await self._put(MANIFESTS + name, seal(_MANIFEST_MAGIC, manifest))
@@ -340,7 +349,10 @@ class Snapshots:
         renewals = catalogue.renewals
         for start in range(0, len(manifest.parts), SNAPSHOT_REQUESTS_MAX):
             numbers = range(start, min(start + SNAPSHOT_REQUESTS_MAX, len(manifest.parts)))
-            for entries, models in await together(self._part(manifest, number) for number in numbers):
+            for entries, models, removed in await together(
+                self._part(manifest, number) for number in numbers
+            ):
+                await catalogue.remove_all(removed)
                 if models:
                     catalogue.add_packs((), models)
                 for piece in cut(entries):
@@ -357,7 +369,11 @@ class Snapshots:
         body = unseal(_PART_MAGIC, content, _PartBody, name, SNAPSHOT_PART_BYTES_MAX)
         if (body.snapshot, body.number) != (manifest.name, number):
             raise Damaged(f"{name}: says it is {body.snapshot}/{body.number:08x}")
-        return _Said(untabled(body.specs, body.entries, name).entries, heard_models(body.models, name).models)
+        entries, models = (
+            untabled(body.specs, body.entries, name).found,
+            heard_models(body.models, name).found,
+        )
+        return _Said(entries, models, heard_removed(body.removed, name).found)
 
 
 def _check_same(catalogue: Catalogue, renewals: int) -> None:
@@ -372,14 +388,14 @@ def segments_behind(manifest: Manifest | None, positions: Mapping[str, int]) -> 
     return sum(max(0, number - known.get(writer, 0)) for writer, number in positions.items())
 
 
-def _pieces(chunks: Iterator[list[Announced]]) -> Iterator[list[Announced]]:
+def _pieces(chunks: Iterator[list[T]], weight: Callable[[T], int]) -> Iterator[list[T]]:
     """The same in pieces of the size of a part."""
-    piece: list[Announced] = []
+    piece: list[T] = []
     size_bytes = 0
     for chunk in chunks:
-        for announced in chunk:
-            piece.append(announced)
-            size_bytes += weight_bytes(announced)
+        for one in chunk:
+            piece.append(one)
+            size_bytes += weight(one)
             if size_bytes >= SNAPSHOT_PART_BYTES:
                 yield piece
                 piece, size_bytes = [], 0

@@ -30,7 +30,7 @@ from replication.errors import CatalogueDamaged
 from replication.feed.feed import HEAD_TRUST_S, FeedReader, Gap
 from replication.feed.snapshots import SNAPSHOTS_KEPT, Manifest, Snapshots, segments_behind
 from replication.formats.keeping import STUCK, put_stuck, stuck
-from replication.formats.region import MARKER
+from replication.formats.region import require_place
 from replication.formats.segment import Segment
 from replication.keeper.keeper import Keeper
 from replication.keeper.news_reader import Folders, Source
@@ -116,7 +116,8 @@ class Tail:
         if keeper is not None:
             keeper.news.told = self._hear
         self._closely = closely
-        self._reader = FeedReader(objects, _known(catalogue), self.news, closely)
+        self.ours: Callable[[], str] = lambda: ""  # see `FeedReader`
+        self._reader = self._begun()
         self._woken = asyncio.Event()
         self._renewals = catalogue.renewals  # of what the reader goes on from
         self._tried = ""  # the snapshot that was read last
@@ -293,7 +294,7 @@ class Tail:
         if not name or (name == self._compared and not vanished):
             self._owes_comparison = False
             return
-        await self._objects.head(MARKER)
+        await require_place(self._objects)
         newest = await self._snapshots.newest()
         if newest is None:
             return
@@ -307,6 +308,8 @@ class Tail:
         self._owes_comparison = False
         self._compared = newest.name
         catalogue.compare(newest.number)
+        for _ in catalogue.removed():  # those that are old go
+            await asyncio.sleep(0)
         catalogue.retire(vanished & newest.positions.keys())
         gone = (vanished | catalogue.retired.keys()) - newest.positions.keys()
         catalogue.forget_writers(gone)
@@ -327,10 +330,19 @@ class Tail:
         self._renewals = self._catalogue.renewals
         self._damaged_before += self._reader.damaged
         self._sure_at_s = None
-        self._reader = FeedReader(self._objects, _known(self._catalogue), self.news, self._closely)
+        self._reader = self._begun()
         self._tried = self._whole = self._compared = ""
         self._is_new = True
         self._left_behind.clear()  # what an audit held against the packs is no more
+
+    def _begun(self) -> FeedReader:
+        """Where the catalogue is."""
+        reader = FeedReader(self._objects, _known(self._catalogue), self.news, self._closely)
+        reader.ours = self._own_writer
+        return reader
+
+    def _own_writer(self) -> str:
+        return self.ours()
 
     async def _leave_gaps(self) -> None:
         gaps = [gap for gap in self._left_behind if gap == self._reader.gaps.get(gap.writer)]
@@ -354,6 +366,7 @@ class Tail:
             for segment in page.segments:
                 if self._catalogue.renewals != self._renewals:
                     raise CatalogueDamaged("the catalogue was made anew meanwhile")
+                await self._catalogue.remove_all(segment.removed)
                 self._catalogue.add(segment)
                 self._segments += 1
                 self._entries += len(segment.entries)

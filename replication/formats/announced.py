@@ -13,7 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from replication.errors import Damaged
-from replication.formats.ranges import BlockHash, Id, Origin, StoredS, UntilS, Word
+from replication.formats.ranges import BlockHash, Id, Origin, StoredS, UnixS, UntilS, Word
+from replication.formats.sealed import Heard, heard
 from tiers.namespace_spec import NamespaceSpec
 from tiers.packs.packs import (
     PACK_BYTES_MAX,
@@ -25,7 +26,6 @@ from tiers.packs.packs import (
     wrong_of_header,
     wrong_of_spec,
 )
-from tiers.parsing import ParserErrors, parser_failure
 
 _ENTRY_BYTES = 96  # of an entry, without what grows with its records
 _SIZE_BYTES = 5  # of one stored size, at most
@@ -33,12 +33,14 @@ _SIZE_BYTES = 5  # of one stored size, at most
 
 class Announced(msgspec.Struct, frozen=True):
     """pack: it is in the store. stored_s: when the oldest of its records was stored, unix seconds, 0: not known.
-    origin: the region that made it, "": this one. kept_until_s: worth keeping until then, 0: for ever."""
+    origin: the region that made it, "": this one. kept_until_s: worth keeping until then, 0: for ever. said_s: when it was
+    announced last, 0.0: not known; a segment says that for all of its entries."""
 
     pack: Pack
     stored_s: int = 0
     origin: str = ""
     kept_until_s: int = 0
+    said_s: float = 0.0
 
     @property
     def blocks(self) -> int:
@@ -50,13 +52,14 @@ def lasts_longer(one: Announced, other: Announced) -> bool:
 
 
 def merged(known: Announced, other: Announced) -> Announced:
-    """What two announcements say of one pack: the longer life, and that it was made here if one says so. `known`
+    """What two announcements say of one pack: the longer life, the later time, and that it was made here if one says so. `known`
     itself where the other one says nothing new."""
     origin = known.origin if other.origin else ""
     kept_until_s = other.kept_until_s if lasts_longer(other, known) else known.kept_until_s
-    if (origin, kept_until_s) == (known.origin, known.kept_until_s):
+    said_s = max(known.said_s, other.said_s)
+    if (origin, kept_until_s, said_s) == (known.origin, known.kept_until_s, known.said_s):
         return known
-    return msgspec.structs.replace(known, origin=origin, kept_until_s=kept_until_s)
+    return msgspec.structs.replace(known, origin=origin, kept_until_s=kept_until_s, said_s=said_s)
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -75,6 +78,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     codec: Word = ""
     sizes: tuple[Annotated[int, Meta(gt=0, le=PACK_BYTES_MAX)], ...] = ()
     tags: bytes = b""
+    said_s: UnixS = 0.0
 
 
 class Table(NamedTuple):
@@ -89,14 +93,14 @@ def entry_of(announced: Announced, spec: int) -> Entry:
     header = pack.header
     return Entry(
         spec, announced.stored_s, announced.kept_until_s, announced.origin, pack.id, pack.start, pack.size_bytes,
-        header.parent, header.hashes, header.checksums, header.codec, header.sizes, header.tags,
+        header.parent, header.hashes, header.checksums, header.codec, header.sizes, header.tags, announced.said_s,
     )  # fmt: skip
 
 
 def fields_of(entry: Entry) -> tuple[object, ...]:
-    """As it is written: without tags, these are the bytes of versions that know none."""
+    """As it is written: fields at the end that say nothing are left out."""
     fields = msgspec.structs.astuple(entry)
-    return fields if entry.tags else fields[:-1]
+    return fields if entry.said_s else fields[:-1] if entry.tags else fields[:-2]
 
 
 def announced_of(entry: Entry, specs: Sequence[NamespaceSpec]) -> Announced:
@@ -111,10 +115,11 @@ def announced_of(entry: Entry, specs: Sequence[NamespaceSpec]) -> Announced:
     if entry.size_bytes != entry.start + data_bytes(header):
         raise ValueError(f"an entry of {entry.size_bytes} bytes whose records end elsewhere")
     pack = Pack(entry.id, entry.start, entry.size_bytes, header)
-    return Announced(pack, entry.stored_s, entry.origin, entry.kept_until_s)
+    return Announced(pack, entry.stored_s, entry.origin, entry.kept_until_s, entry.said_s)
 
 
-def tabled(entries: Iterable[Announced]) -> Table:
+def tabled(entries: Iterable[Announced], is_said: bool = True) -> Table:
+    """is_said: with when each was announced."""
     numbers: dict[bytes, int] = {}
     table = Table([], [])
     for announced in entries:
@@ -122,34 +127,18 @@ def tabled(entries: Iterable[Announced]) -> Table:
         number = numbers.setdefault(msgspec.msgpack.encode(spec), len(table.specs))
         if number == len(table.specs):
             table.specs.append(spec)
-        table.entries.append(fields_of(entry_of(announced, number)))
+        entry = entry_of(announced, number)
+        table.entries.append(fields_of(entry if is_said else msgspec.structs.replace(entry, said_s=0.0)))
     return table
 
 
-class Untabled(NamedTuple):
-    """What a table says. unsound: how many of its entries cannot be true, and say nothing; reason: what is wrong with the
-    first of them."""
-
-    entries: list[Announced]
-    unsound: int
-    reason: str
-
-
-def untabled(specs: Sequence[NamespaceSpec], entries: Sequence[msgspec.Raw], where: str) -> Untabled:
+def untabled(specs: Sequence[NamespaceSpec], entries: Sequence[msgspec.Raw], where: str) -> Heard[Announced]:
     """All of a table that can be true: one bad entry takes none of the others with it. Raises Damaged where its specs are
     wrong; `where` names the object that said it."""
     for spec in specs:
         if wrong := wrong_of_spec(spec):
             raise Damaged(f"{where}: a namespace with {wrong}")
-    found: list[Announced] = []
-    unsound, reason = 0, ""
-    for raw in entries:
-        try:
-            found.append(announced_of(_ENTRIES.decode(raw), specs))
-        except ParserErrors as error:
-            unsound += 1
-            reason = reason or f"{where}: {parser_failure(error)}"
-    return Untabled(found, unsound, reason)
+    return heard(entries, lambda raw: announced_of(_ENTRIES.decode(raw), specs), where)
 
 
 _ENTRIES = msgspec.msgpack.Decoder(Entry)

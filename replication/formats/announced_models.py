@@ -7,27 +7,33 @@ and passes them over.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 import msgspec
 import xxhash
 from msgspec import Meta
 
 from replication.formats.manifests import Manifest, Sha256, named
-from replication.formats.ranges import Origin, Size
-from tiers.parsing import ParserErrors, parser_failure
+from replication.formats.ranges import Origin, Size, UnixS
+from replication.formats.sealed import Heard, heard
 
 NAME_CHARS_MAX: Final = 512  # of a manifest's object
 
 
 class AnnouncedModel(msgspec.Struct, frozen=True, array_like=True):
     """name: of the manifest's object. content: see `Manifest`. size_bytes: of its chunks, each once. origin: the region where it
-    was published, "": this one."""
+    was published, "": this one. said_s: see `Announced`."""
 
     name: Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
     content: Sha256
     size_bytes: Size
     origin: Origin = ""
+    said_s: UnixS = 0.0
+
+    @property
+    def name_id(self) -> bytes:
+        """Of whatever is under this name: see `Removed`."""
+        return xxhash.xxh3_128_digest(b"model\0" + self.name.encode())
 
     @property
     def id(self) -> bytes:
@@ -56,34 +62,23 @@ def announced_model(manifest: Manifest, origin: str = "") -> AnnouncedModel:
 
 
 def merged_models(known: AnnouncedModel, other: AnnouncedModel) -> AnnouncedModel:
-    """What two announcements say of one name, the second one later: `known` itself where it says nothing new."""
-    if known.content != other.content or (known.origin and not other.origin):
-        return other
-    return known
+    """What two announcements say of one name: the content of the later one, and that it was published here if one of this content says so.
+    `known` itself where the other says nothing new."""
+    older, newer = (known, other) if known.said_s <= other.said_s else (other, known)
+    origin = newer.origin and older.origin if older.content == newer.content else newer.origin
+    both = msgspec.structs.replace(newer, origin=origin)
+    return known if both == known else both
 
 
-class Heard(NamedTuple):
-    """unsound: how many others cannot be true; reason: what is wrong with the first of them."""
-
-    models: list[AnnouncedModel]
-    unsound: int
-    reason: str
+def heard_models(raws: Sequence[msgspec.Raw], where: str) -> Heard[AnnouncedModel]:
+    return heard(raws, _understood, where)
 
 
-def heard_models(raws: Sequence[msgspec.Raw], where: str) -> Heard:
-    """All that can be true: one that cannot takes no other one with it."""
-    found: list[AnnouncedModel] = []
-    unsound, reason = 0, ""
-    for raw in raws:
-        try:
-            model = _MODELS.decode(raw)
-            if named(model.name) is None:
-                raise ValueError(f"{model.name!r}: no name of a manifest")
-            found.append(model)
-        except ParserErrors as error:
-            unsound += 1
-            reason = reason or f"{where}: {parser_failure(error)}"
-    return Heard(found, unsound, reason)
+def _understood(raw: msgspec.Raw) -> AnnouncedModel:
+    model = _MODELS.decode(raw)
+    if named(model.name) is None:
+        raise ValueError(f"{model.name!r}: no name of a manifest")
+    return model
 
 
 _MODELS = msgspec.msgpack.Decoder(AnnouncedModel)

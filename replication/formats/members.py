@@ -28,10 +28,11 @@ HEX_ID = re.compile(r"[0-9a-f]{32}")
 
 class Members(NamedTuple, Generic[T]):
     """found: what could be read, in the order of names. unavailable: why some could not be read now, and may be later; "" if that is
-    true of none."""
+    true of none. is_empty: nothing was listed."""
 
     found: list[tuple[ObjectInfo, T]]
     unavailable: str
+    is_empty: bool
 
 
 async def read_members(
@@ -46,9 +47,10 @@ async def read_members(
     is no list."""
     found: list[tuple[ObjectInfo, T]] = []
     bad: set[str] = set()
-    unavailable, failures = "", 0
+    unavailable, failures, is_empty = "", 0, True
     async for page in objects.list(folder):
         for info in page:
+            is_empty = False
             if not is_name.fullmatch(info.name[len(folder) :]):
                 bad.add(info.name)
                 problems.note(info.name, "is no name that we give: left alone")
@@ -64,4 +66,4 @@ async def read_members(
                     if isinstance(error, ObjectUnavailable):
                         unavailable, failures = str(error), failures + 1
     problems.keep(folder, bad)
-    return Members(found, unavailable)
+    return Members(found, unavailable, is_empty)

@@ -93,6 +93,11 @@ async def open_region(objects: Objects, deployment: str, region: str) -> Region:
     return found
 
 
+async def require_place(objects: Objects) -> None:
+    """That something is there: a mount that is away lists as empty. Raises ObjectError."""
+    await objects.head(MARKER)
+
+
 async def require_same(objects: Objects, region: Region) -> None:
     """That this place is this region still: what is away has no marker. Raises RegionError, MarkerDamaged, ObjectError."""
     found = await open_region(objects, region.deployment, region.region)

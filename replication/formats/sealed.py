@@ -11,9 +11,9 @@ each number is (replication/formats/ranges.py), and whatever does not fit is `Da
 from __future__ import annotations
 
 import struct
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 import xxhash
@@ -60,6 +60,27 @@ def unseal(magic: bytes, content: bytes | memoryview, kind: type[T], where: str,
         return cast("T", decoder.decode(body))
     except ParserErrors as error:
         raise Damaged(f"{where}: not understood: {parser_failure(error)}") from error
+
+
+class Heard(NamedTuple, Generic[T]):
+    """What several members of an object say. unsound: how many others cannot be true; reason: what is wrong with the first of them."""
+
+    found: list[T]
+    unsound: int
+    reason: str
+
+
+def heard(raws: Sequence[msgspec.Raw], understood: Callable[[msgspec.Raw], T], where: str) -> Heard[T]:
+    """All that can be true: one that cannot takes no other one with it. understood: may raise `ParserErrors`."""
+    found: list[T] = []
+    unsound, reason = 0, ""
+    for raw in raws:
+        try:
+            found.append(understood(raw))
+        except ParserErrors as error:
+            unsound += 1
+            reason = reason or f"{where}: {parser_failure(error)}"
+    return Heard(found, unsound, reason)
 
 
 @cache

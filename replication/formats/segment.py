@@ -1,6 +1,6 @@
 """Segments and heads of feeds: what a writer said, immutable and numbered, and how far it is.
 
-    feed/<writer>/<number, 16 hex>    Segment: packs and models that became durable, from 1, without gaps
+    feed/<writer>/<number, 16 hex>    Segment: packs and models that became durable, or were removed, from 1, without gaps
     heads/<writer>                    Head: the highest number; a hint, replaced after each segment
 
 Both are sealed (replication/formats/sealed.py). A segment has writer and number inside: one that lies under another name is damaged. A
@@ -23,11 +23,13 @@ from replication.constants import (
     SEGMENT_BYTES_MAX,
     SEGMENT_ENTRIES_MAX,
     SEGMENT_MODELS_MAX,
+    SEGMENT_REMOVED_MAX,
 )
 from replication.errors import Damaged
 from replication.formats.announced import Announced, tabled, untabled, weight_bytes
 from replication.formats.announced_models import AnnouncedModel, heard_models
 from replication.formats.ranges import Number, UnixS, WriterName
+from replication.formats.removed import Removed, heard_removed
 from replication.formats.sealed import fetch, seal, unseal
 from tiers.bucket.objects import Objects
 from tiers.namespace_spec import NamespaceSpec
@@ -49,9 +51,9 @@ _NUMBER = re.compile(
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """What one writer announced at once. written_s: unix seconds by its clock, for people only. unsound: how many further
-    entries it has that cannot be true; reason: what is wrong with the first of them. models: without any, the bytes are those
-    of a segment that knows none."""
+    """What one writer announced at once. written_s: unix seconds by its clock; of two announcements of a pack it says which is later.
+    unsound: how many further entries it has that cannot be true; reason: what is wrong with the first of them. removed: what is
+    void, said by who keeps the region's house."""
 
     writer: str
     number: int
@@ -60,6 +62,7 @@ class Segment(msgspec.Struct, frozen=True):
     unsound: int = 0
     reason: str = ""
     models: Sequence[AnnouncedModel] = ()
+    removed: Sequence[Removed] = ()
 
 
 class _Body(msgspec.Struct, array_like=True):
@@ -69,6 +72,7 @@ class _Body(msgspec.Struct, array_like=True):
     specs: Annotated[list[NamespaceSpec], Meta(max_length=SEGMENT_ENTRIES_MAX)]
     entries: Annotated[list[msgspec.Raw], Meta(max_length=SEGMENT_ENTRIES_MAX)]
     models: Annotated[list[msgspec.Raw], Meta(max_length=SEGMENT_MODELS_MAX)] = []
+    removed: Annotated[list[msgspec.Raw], Meta(max_length=SEGMENT_REMOVED_MAX)] = []
 
 
 class Head(msgspec.Struct, array_like=True):
@@ -97,9 +101,11 @@ def head_name(writer: str) -> str:
 
 
 def encode(segment: Segment) -> bytes:
-    specs, entries = tabled(segment.entries)
-    models = (segment.models,) if segment.models else ()
-    return seal(_SEGMENT_MAGIC, (segment.writer, segment.number, segment.written_s, specs, entries, *models))
+    specs, entries = tabled(segment.entries, is_said=False)
+    rest = (
+        (segment.models, segment.removed) if segment.removed else (segment.models,) if segment.models else ()
+    )
+    return seal(_SEGMENT_MAGIC, (segment.writer, segment.number, segment.written_s, specs, entries, *rest))
 
 
 def decode(content: bytes | memoryview, writer: str, number: int) -> Segment:
@@ -109,9 +115,12 @@ def decode(content: bytes | memoryview, writer: str, number: int) -> Segment:
     if (body.writer, body.number) != (writer, number):
         raise Damaged(f"{where}: says it is {body.writer}/{body.number:016x}")
     entries, unsound, reason = untabled(body.specs, body.entries, where)
-    heard = heard_models(body.models, where)
-    unsound, reason = unsound + heard.unsound, reason or heard.reason
-    return Segment(writer, number, body.written_s, entries, unsound, reason, tuple(heard.models))
+    models, removed = heard_models(body.models, where), heard_removed(body.removed, where)
+    unsound += models.unsound + removed.unsound
+    reason = reason or models.reason or removed.reason
+    return Segment(
+        writer, number, body.written_s, entries, unsound, reason, tuple(models.found), tuple(removed.found)
+    )
 
 
 def encode_head(head: Head) -> bytes:

@@ -28,6 +28,7 @@ from replication.errors import Damaged
 from replication.formats.keeping import ring
 from replication.formats.members import HEX_ID, Members, read_members
 from replication.formats.ranges import BlockHash, Count, HexId, Id, Text, UntilS
+from replication.formats.region import require_place
 from replication.formats.sealed import fetch, seal
 from replication.problems import Problems
 from tiers.bucket.objects import ObjectInfo, Objects
@@ -102,6 +103,7 @@ async def take_back(objects: Objects, tombstone_id: str) -> Tombstone | None:
     if not there.is_taken_back:
         back = msgspec.structs.replace(there, watched_until_s=0, serial=there.serial + 1)
         await objects.put(TOMBSTONES + tombstone_id, seal(_MAGIC, back))
+        await ring(objects)
     return there
 
 
@@ -138,8 +140,8 @@ async def read_tombstones(
 async def look_for_tombstones(
     objects: Objects, known: Collection[str], problems: Problems
 ) -> Members[Tombstone]:
-    """The same, and whether there are some that may be read later."""
-    return await read_members(
+    """The same, and whether there are some that may be read later. Raises ObjectError, too, where there are none and the place is away."""
+    members = await read_members(
         objects,
         TOMBSTONES,
         HEX_ID,
@@ -147,6 +149,9 @@ async def look_for_tombstones(
         problems,
         lambda info: _key(info) in known,
     )
+    if members.is_empty:
+        await require_place(objects)
+    return members
 
 
 def by_key(members: Members[Tombstone]) -> dict[str, Tombstone]:

@@ -92,7 +92,9 @@ class Keeper:
         self._term: Term | None = None  # that we hold, or did until we find that we do not
         self._learned_s = float("-inf")
         self._taken_s = self._holds_from_s = self._beaten_s = self._told_s = self._sure_s = 0.0
-        self._beat = 0
+        self._beat = self._held = (
+            0  # _held: the last term that was ours: what we put may arrive later than it was given up
+        )
         self._known: dict[tuple[str, str], Term] = {}  # by name and ETag
         self._sign: tuple[str, str] | None = None  # the highest term there was, by name and ETag
         self._sign_s = passed_s()  # when that was a sign of life
@@ -128,9 +130,13 @@ class Keeper:
 
     async def delete(self, names: Sequence[str]) -> None:
         """Objects of the region. Raises ObjectError; ObjectUnavailable where this process does not keep it (any more)."""
+        self.require()
+        await self._objects.delete(names)
+
+    def require(self) -> None:
+        """Raises ObjectUnavailable where this process does not keep the region now."""
         if not self.holds:
             raise ObjectUnavailable(f"{self._objects.where}: this process does not keep the region now")
-        await self._objects.delete(names)
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that the store can cause."""
@@ -207,7 +213,7 @@ class Keeper:
             return self._pause_s(now_s)
         highest = await self._highest()
         is_still = now_s >= self._due_s or (highest is not None and highest.number <= self.news.over)
-        is_ours = highest is not None and highest.holder.life == self.holder.life
+        is_ours = highest is not None and (highest.number, highest.holder) == (self._held, self.holder)
         is_alive = not is_still and not is_ours and (highest is not None or latest is not None)
         if not is_alive or self._may_oust((highest.holder if highest is not None else None) or self.holder):
             await self._take(highest, is_alive)
@@ -255,7 +261,7 @@ class Keeper:
             return None
 
     async def _took(self, term: Term, is_alive: bool) -> None:
-        self._term, self._taken_s = term, passed_s()
+        self._term, self._taken_s, self._held = term, passed_s(), term.number
         self._holds_from_s = self._taken_s + (HELD_S if is_alive else 0.0)
         self._beaten_s, self._told_s = -HELD_S, float("-inf")
         self._watch = Watch(self._objects)

@@ -15,6 +15,7 @@ from typing import Final
 
 import xxhash
 
+from replication.formats.doubts import DOUBTS
 from replication.formats.keeping import BELL, BELL_BYTES_MAX, STUCK
 from replication.formats.orders import ORDERS
 from replication.formats.tombstones import BEHIND, TOMBSTONES
@@ -24,7 +25,7 @@ from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError
 
 REMOVED: Final = "models/removed/"  # as replication/erasure/removed_models.py calls it
-FOLDERS: Final = (TOMBSTONES, BEHIND, ORDERS, REMOVED, STUCK)
+FOLDERS: Final = (TOMBSTONES, BEHIND, ORDERS, REMOVED, STUCK, DOUBTS)
 LISTEN_S: Final = 600.0  # since somebody wrote; then writers ring
 HEADS_LATE_S: Final = 60.0  # listed so long ago, they are not known any more
 LISTEN_ON_S: Final = 60.0  # and heads are listed still, for those who have not read so

@@ -52,6 +52,7 @@ COPY_PAUSE_S_MIN: Final = 0.001  # of waiting for a time to come
 COPY_BACKOFF_S_MIN: Final = 2.0  # after a copy that failed; doubles
 COPY_BACKOFF_S_MAX: Final = 300.0
 DAMAGED_BACKOFF_S_MAX: Final = 3600.0
+LOST_IDS_MAX: Final = 1 << 16
 LOST_AFTER_S: Final = 3600.0  # that the source does not have what it announced
 assert COPY_GETS_MAX < COPIES_MAX and COPY_GET_BYTES_MAX < COPY_BYTES_MAX
 
@@ -82,6 +83,9 @@ class Carrying(ABC):
         """ended: called when a job is done. damaged: called when the catalogue of the source is found to be."""
         self.jobs = jobs
         self.lost = 0
+        self.lost_ids: dict[
+            bytes, None
+        ] = {}  # that no sweep is to find again: the keeper of the source removes them
         self.lost_names: deque[str] = deque(maxlen=FAILURES_TOLD)
         self._ways = ways
         self._ended = ended
@@ -102,8 +106,8 @@ class Carrying(ABC):
         """What the source must have of it, by name; None where it is announced no more."""
 
     @abstractmethod
-    def _forget(self, job: Job) -> str:
-        """It is lost: no sweep finds it again. Returns its name for people."""
+    def _name(self, job: Job) -> str:
+        """For people."""
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that a store or a disk can cause."""
@@ -179,7 +183,10 @@ class Carrying(ABC):
         return name is None or await _has_object(bucket, name) is False
 
     def _lose(self, job: Job) -> None:
-        name = self._forget(job)
+        name = self._name(job)
+        self.lost_ids[job.pack_id] = None
+        if len(self.lost_ids) > LOST_IDS_MAX:
+            del self.lost_ids[next(iter(self.lost_ids))]
         self.lost += 1
         self.lost_names.append(name)
         log.warning("%s: %s: announced, and lost", self._ways.bucket.where, name)
@@ -273,6 +280,8 @@ class Copying(Carrying):
     def _lacking(self, job: Job) -> Announced | None:
         """What the source says of a pack, if home does not know as much of it and should."""
         [announced] = self._catalogue.packs([job.pack_id])
+        if announced is None and self._catalogue.void_until_s([job.pack_id]):
+            return None  # it was removed
         if announced is None:  # made anew, and not as far yet
             raise ObjectMissing(f"{self._ways.bucket.where}: pack {job.pack_id.hex()}: is not announced")
         [known] = self._ways.home.known([job.pack_id])
@@ -288,8 +297,7 @@ class Copying(Carrying):
         [announced] = self._catalogue.packs([job.pack_id])
         return None if announced is None else announced.pack.name
 
-    def _forget(self, job: Job) -> str:
-        self._catalogue.lose(job.pack_id)
+    def _name(self, job: Job) -> str:
         return job.pack_id.hex()
 
 

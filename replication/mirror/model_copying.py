@@ -144,6 +144,5 @@ class ModelCopying(Carrying):
     def _object(self, job: Job) -> str | None:
         return self._models[job.pack_id].announced.name
 
-    def _forget(self, job: Job) -> str:
-        self._catalogue.forget_model(self._models[job.pack_id].announced.name)
+    def _name(self, job: Job) -> str:
         return self.name(job.pack_id)

@@ -31,11 +31,12 @@ from replication.constants import (
     SOURCE_TOMBSTONES_S,
     SPECS_CHOSEN_MAX,
 )
-from replication.erasure.removed_models import REMOVED, forget_removed, read_removals, remove
+from replication.erasure.removed_models import REMOVED, read_removals, remove
 from replication.errors import CatalogueDamaged
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced
 from replication.formats.announced_models import AnnouncedModel
+from replication.formats.removed import Reason, removed
 from replication.formats.rules import Rule, rule_for, weights_rule_for
 from replication.formats.segment import Segment
 from replication.formats.tombstones import BEHIND, TOMBSTONES, bring, put_behind, read_behind, read_tombstones
@@ -47,7 +48,6 @@ from replication.mirror.ordered_copies import OrderedCopies
 from replication.mirror.ordered_models import OrderedModels
 from replication.mirror.watermark import Hold, Watermark
 from replication.problems import Problems
-from replication.region.upkeep import forget_outlived
 from replication.store_clock import StoreClock
 from replication.tasks import kept_going
 from replication.waits import within
@@ -58,8 +58,6 @@ from tiers.namespace_spec import NamespaceSpec
 JOBS_MAX: Final = 1 << 18  # waiting, 510 bytes each; what is more is found by a sweep
 SWEEP_INTERVAL_S: Final = 3600.0
 SWEEP_ROOM_PAUSE_S: Final = 1.0  # between two looks whether there is room for more jobs
-# A pack whose life is over for so long is forgotten: more than clocks may differ, twice.
-OUTLIVED_S: Final = 2 * 24 * 3600.0
 SETTLE_S_MAX: Final = 60.0  # a start waits so long for feeds to be read to their end
 assert CATALOGUE_CHUNK_PACKS + SEGMENT_ENTRIES_MAX < JOBS_MAX // 2
 
@@ -198,7 +196,6 @@ class Pull:
 
     async def _sweep(self) -> None:
         """Look through all that the source has; the wanted with the highest priority first."""
-        await self._forget_outlived()
         renewals = self._catalogue.renewals
         must = self.watermark.must_sweep
         hold = self.watermark.sweep(self._catalogue.positions) if must else None
@@ -215,10 +212,6 @@ class Pull:
                 await asyncio.sleep(0)
         if hold is not None:
             self.watermark.release(hold)
-
-    async def _forget_outlived(self) -> None:
-        while self._there.is_known and await forget_outlived(self._catalogue, self._there() - OUTLIVED_S):
-            pass
 
     # -- tombstones --
 
@@ -250,7 +243,10 @@ class Pull:
         for key, removal in found.items():
             if self._clock() < removal.watched_until_s:
                 await remove(self._ways.home_bucket, removal)
-                forget_removed(self._ways.home.catalogue, removal)
+                home = self._ways.home
+                for model in list(home.catalogue.models.values()):
+                    if (model.model, model.revision) == (removal.model, removal.revision):
+                        await home.announce(removed(model, Reason.ERASED))
             self._removals.add(key)
 
     async def _bring_more_tombstones(self, brought: set[str]) -> None:
@@ -295,14 +291,17 @@ class Pull:
         return [
             (entry, rule, there is not None)
             for (entry, rule), there in zip(ruled, known, strict=True)
-            if is_lacking(entry, there, now_s) and not erasure.covers(entry)
+            if is_lacking(entry, there, now_s)
+            and not erasure.covers(entry)
+            and entry.pack.id not in self.copying.lost_ids
         ]
 
     def _consider_models(self, models: Sequence[AnnouncedModel], since_s: float, hold: Hold | None) -> None:
         """The same of models."""
         for announced in models:
             rule = self._weights_rule(announced)
-            if rule is not None and self.models.is_lacking(announced):
+            is_lost = announced.id in self.models.lost_ids
+            if rule is not None and not is_lost and self.models.is_lacking(announced):
                 self.models.add(announced, rule, since_s, hold)
 
     def _weights_rule(self, announced: AnnouncedModel) -> Rule | None:

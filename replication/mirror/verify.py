@@ -1,13 +1,12 @@
 """Verifying a region from outside, with nothing but credentials for its bucket: is everything there that was announced?
 
     feed, snapshots ─▶ catalogue in a directory that is thrown away ─▶ Audit ─▶ what is found
-                                                     │                  └▶ with repair: orphans announced, damage deleted,
-                                                     │                     and a snapshot without what is gone, over gaps
+                                                     │                  └▶ with repair: orphans announced, damage deleted, what is gone
+                                                     │                     removed, and a snapshot over gaps
                                                      ├─▶ deep: packs read, every checksum compared
                                                      └─▶ against another region: what the rules say, and is not here
 
-Without repair nothing is written. With it, newcomers learn nothing of what is missing; nodes that know of it forget it when
-they read it, or audit.
+Without repair nothing is written. With it, what is gone is removed for everybody, by entries of the feed.
 Memory: a catalogue's, DEEP_PACKS packs.
 """
 
@@ -21,12 +20,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from replication.audit.audit import Audit, Report
-from replication.audit.orphans import Finding, Kind, Terms
+from replication.audit.audit import Audit, Report, wrong_of
+from replication.audit.orphans import Finding, Kind, Terms, deleted
 from replication.catalogue.catalogue import Catalogue
 from replication.constants import ORPHAN_GRACE_S, ROTTEN_LOOKS
 from replication.erasure.erasure import Erasure
-from replication.feed.announcing import announce_models
 from replication.feed.feed import FeedWriter, fresh_writer
 from replication.feed.snapshots import Snapshots
 from replication.feed.tail import Tail
@@ -34,12 +32,13 @@ from replication.formats.announced import Announced
 from replication.formats.announced_models import AnnouncedModel
 from replication.formats.mirror_state import MIRRORS, source_of
 from replication.formats.region import Region, open_region
+from replication.formats.removed import Reason, Removed, Said, removed
 from replication.formats.rules import Rule, rule_for
+from replication.formats.segment import Segment
 from replication.mirror.copying import is_lacking
 from replication.mirror.verify_models import ReadChunks, copied, lacking_models, read_chunks
 from tiers.bucket.objects import Objects
-from tiers.errors import ObjectMissing, ObjectUnavailable, PackDamaged
-from tiers.packs.pack_io import verified_pack
+from tiers.errors import ObjectUnavailable
 from tiers.together import together
 
 DEEP_PACKS: Final = 4  # read whole at a time, by whoever verifies every byte
@@ -88,7 +87,7 @@ class Outside:
         self._clock = clock
         self._chance = chance
         self._gaps = 0
-        self._forgot = False
+        self._hands = _Hands(self, False)
 
     @classmethod
     async def open(
@@ -142,7 +141,7 @@ class Outside:
             is_found = False
             for chunk in self.catalogue.chunks():
                 for announced in filter(self.erasure.covers, chunk):
-                    is_found |= self.catalogue.forget(announced.pack.id)
+                    is_found |= bool(self.catalogue.remove([removed(announced, Reason.ERASED)]))
                 await asyncio.sleep(0)
 
     # -- the bucket --
@@ -153,24 +152,18 @@ class Outside:
         def tell(finding: Finding) -> None:
             told(finding if repairs else finding._replace(repaired=""))
 
-        hands = _Hands(self, repairs)
+        self._hands = hands = _Hands(self, repairs)
         audit = Audit(
             self.objects, self.region, self.catalogue, self.erasure, hands, self._clock, VERIFY_AGAIN_S
         )
         audit.forgets_behind = not await self._has_mirrors()  # copies come in any order
         audit.progress = progress
         settled_s = self._clock() - ORPHAN_GRACE_S - 2 * self._skew_s
-        report = await audit.run(Terms(settled_s, restores_all=bool(self._gaps)), tell)
-        models = report.models
-        self._forgot |= bool(
-            report.missing or report.damaged or report.hanging or models.missing or models.damaged
-        )
-        return report
+        return await audit.run(Terms(settled_s, restores_all=bool(self._gaps)), tell)
 
     async def end_repair(self) -> str:
-        """A snapshot that leads over gaps, and has nothing that was found to be gone: its name; "" where none is needed.
-        Raises ObjectError, CatalogueDamaged."""
-        if not self._gaps and not self._forgot:
+        """A snapshot that leads over gaps: its name; "" where there are none. Raises ObjectError, CatalogueDamaged."""
+        if not self._gaps:
             return ""
         return (await Snapshots(self.objects, self._clock, self._chance).write(self.catalogue)).name
 
@@ -191,16 +184,17 @@ class Outside:
             drawn = [one for one in chunk if self._is_alive(one) and self._chance.random() < deep.share]
             for at in range(0, len(drawn), DEEP_PACKS):
                 some = drawn[at : at + DEEP_PACKS]
-                for announced, reason in zip(some, await together(map(self._damage, some)), strict=True):
+                wrongs = await together(wrong_of(self.objects, one.pack) for one in some)
+                for announced, wrong in zip(some, wrongs, strict=True):
                     done.packs += 1
                     done.bytes += announced.pack.size_bytes
-                    if reason:
+                    if wrong is not None and wrong.reason != Reason.GONE:
                         done.damaged += 1
                         if repairs:
-                            await self.objects.delete([announced.pack.name])
-                            self._forgot |= self.catalogue.forget(announced.pack.id)
-                        repaired = "deleted" if repairs else ""
-                        told(Finding(Kind.DAMAGED, announced.pack.name, reason, repaired))
+                            await self._hands.announce([removed(announced, wrong.reason)])
+                        is_deleted = repairs and await deleted(self._hands, announced.pack.name)
+                        repaired = "deleted" if is_deleted else "removed" if repairs else ""
+                        told(Finding(Kind.DAMAGED, announced.pack.name, wrong.text, repaired))
                 progress("bytes verified", done.bytes, max(total_bytes, done.bytes))
                 if deep.bytes_per_s:
                     await asyncio.sleep(max(0.0, begun_s + done.bytes / deep.bytes_per_s - loop.time()))
@@ -216,26 +210,13 @@ class Outside:
             progress("bytes of models verified", done.bytes, max(total_bytes, done.bytes))
             if deep.bytes_per_s:
                 await asyncio.sleep(max(0.0, begun_s + done.bytes / deep.bytes_per_s - loop.time()))
-        for name in done.models if repairs else ():
-            self._forgot |= self.catalogue.forget_model(name)
+        gone = [model for model in self.catalogue.models.values() if model.name in done.models]
+        if repairs and gone:
+            await self._hands.announce([removed(model, Reason.GONE) for model in gone])
         return done
 
     def _is_alive(self, announced: Announced) -> bool:
         return not 0 < announced.kept_until_s <= self._clock()
-
-    async def _damage(self, announced: Announced) -> str:
-        """Why a pack is damaged, "" if it is not, or is gone. Asked twice: the way may be to blame once."""
-        reason = ""
-        for _ in range(2):
-            try:
-                await verified_pack(self.objects, announced.pack)
-            except ObjectMissing:
-                return ""
-            except PackDamaged as error:
-                reason = str(error)
-            else:
-                return ""
-        return reason
 
     # -- another region --
 
@@ -267,8 +248,7 @@ class Outside:
                 brought, wrong = await copied(model, source.objects, self.objects, home, name, self._clock)
                 reason = wrong or reason
                 if brought is not None:
-                    await announce_models(self.objects, [brought], self._clock, self._chance)
-                    self.catalogue.add_packs((), [brought])
+                    await self._hands.announce([brought])
                     done = "copied"
             told(Finding(Kind.LACKING, model.name, reason, done))
         return len(found)
@@ -298,21 +278,25 @@ class _Hands:
         self._repairs = repairs
         self._writer: FeedWriter | None = None
 
-    async def announce(self, packs: Sequence[Announced]) -> None:
-        outside = self._outside
+    async def announce(self, some: Sequence[Said]) -> None:
+        outside, catalogue = self._outside, self._outside.catalogue
+        packs = [one for one in some if isinstance(one, Announced)]
+        models = [one for one in some if isinstance(one, AnnouncedModel)]
+        gone = [one for one in some if isinstance(one, Removed)]
+        after_s = catalogue.void_until_s([one.pack.id for one in packs] + [one.name_id for one in models])
         if self._repairs:
             if self._writer is None:
                 self._writer = FeedWriter(
                     outside.objects, fresh_writer(outside._chance), outside._clock, outside._chance
                 )
-            await self._writer.announce(packs)
-        outside.catalogue.add_packs(packs)
-
-    async def announce_models(self, models: Sequence[AnnouncedModel]) -> None:
-        outside = self._outside
-        if self._repairs:
-            await announce_models(outside.objects, models, outside._clock, outside._chance)
-        outside.catalogue.add_packs((), models)
+            segments = await self._writer.announce(packs, models, gone, after_s)
+        else:
+            segments = [
+                Segment("", 0, max(outside._clock(), after_s + 1), packs, models=models, removed=gone)
+            ]
+        for segment in segments:
+            await catalogue.remove_all(segment.removed)
+            catalogue.add_own(segment)
 
     async def delete(self, names: Sequence[str]) -> None:
         if self._repairs:

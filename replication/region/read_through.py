@@ -21,16 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from replication.catalogue.catalogue import Catalogue
-from replication.constants import CLOCK_SKEW_S, SOURCE_TOMBSTONES_S, TOMBSTONES_INTERVAL_S, UPKEEP_INTERVAL_S
+from replication.constants import CLOCK_SKEW_S, SOURCE_TOMBSTONES_S, TOMBSTONES_INTERVAL_S
 from replication.erasure.erased import Erased
-from replication.errors import CatalogueDamaged
 from replication.feed.tail import Tail
 from replication.formats.region import Region, open_region
 from replication.formats.tombstones import TOMBSTONES
 from replication.keeper.news_reader import Folders, NewsReader
 from replication.problems import Problems
 from replication.region.region_reader import RegionReader
-from replication.region.upkeep import forget_outlived
 from replication.store_clock import StoreClock
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError
@@ -58,7 +56,6 @@ class ReadThrough(RegionReader):
         self._stones = Folders(news, TOMBSTONES)
         self._there = Erased(now)
         self._home = home
-        self._skew_s = skew_s
         super().__init__(objects, region, catalogue, tail, (home, self._there), now)
 
     @classmethod
@@ -82,12 +79,8 @@ class ReadThrough(RegionReader):
         return cls(objects, marker, catalogue, home, skew_s, clock, chance)
 
     def work(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
-        """Follow the feed and the tombstones, forget what is over."""
-        return {
-            "following the feed": self._tail.run,
-            "looking for tombstones": self._look_for_tombstones,
-            "forgetting what is over": self._forget_outlived,
-        }
+        """Follow the feed and the tombstones."""
+        return {"following the feed": self._tail.run, "looking for tombstones": self._look_for_tombstones}
 
     def held(self, spec: NamespaceSpec, hashes: bytes, start: int) -> int:
         """As `RegionReader.held`; `start` until it is known what is erased."""
@@ -106,17 +99,6 @@ class ReadThrough(RegionReader):
             except ObjectError as error:
                 log.debug("%s: tombstones are read later: %s", self.where, error)
             await asyncio.sleep(SOURCE_TOMBSTONES_S if self._there.is_read else TOMBSTONES_INTERVAL_S)
-
-    async def _forget_outlived(self) -> None:
-        """What its own nodes delete by now; from the catalogue only."""
-        await self.caught_up.wait()
-        while True:
-            try:
-                while await forget_outlived(self.catalogue, self.clock() - 2 * self._skew_s):
-                    pass
-            except CatalogueDamaged as error:
-                self._mend(error)
-            await asyncio.sleep(min(UPKEEP_INTERVAL_S, self._skew_s))
 
     def status(self) -> dict[str, object]:
         """The fields are documented in docs/cli.md."""

@@ -1,7 +1,7 @@
 """One daemon's part in its region: what it finds and fetches there (`RegionReader`), and what it makes durable.
 
     persist ▶ put the pack ─▶ announce it ─▶ know it              what became ready meanwhile is announced together
-    run ────▶ the tail of the feed, upkeep, erasure and audits, for ever
+    run ────▶ the tail of the feed, upkeep, erasure and audits, for ever; what is removed is announced by the keeper
 
 Invariants: a pack is announced when it is in the bucket, and packs are announced in the order in which they were put, so
 that a prefix is announced before what hangs on it, and with a life that is as long.
@@ -31,8 +31,10 @@ from replication.feed.feed import FeedWriter, fresh_writer
 from replication.feed.tail import Tail, TailStatus
 from replication.formats.announced import Announced, lasts_longer
 from replication.formats.announced_models import AnnouncedModel
+from replication.formats.doubts import DOUBTED_TOLD_MAX, put_doubts
 from replication.formats.keeping import measure
 from replication.formats.region import Region, open_region
+from replication.formats.removed import Reason, Removed, Said
 from replication.formats.tombstones import Tombstone
 from replication.keeper.keeper import Keeper
 from replication.problems import Problem
@@ -49,6 +51,7 @@ ANNOUNCE_INTERVAL_S: Final = 1.0  # between two announcements of one writer, whi
 ANNOUNCE_INTERVAL_PER_WRITER_S: Final = 0.1
 ANNOUNCE_RETRY_S: Final = 5.0  # after one that failed
 MIRROR_SILENT_S: Final = 40.0  # without a sign of a mirror, which beats every 15 s
+DOUBTS_INTERVAL_S: Final = 30.0  # between two looks whether there are new ones to be told
 KEEPER_LATE_S: Final = 120.0  # without a sign of a keeper; somebody else takes over within a minute
 UP_TO_DATE_PAUSE_S: Final = 0.5  # between two looks whether a pass that was asked for is over
 # Between two looks for what killed processes left half written in a directory.
@@ -68,20 +71,25 @@ class RegionNode(RegionReader):
         catalogue: Catalogue,
         writer: FeedWriter,
         tail: Tail,
-        upkeep: Upkeep,
         erasure: Erasure,
         keeper: Keeper,
+        skew_s: float,
+        clock: Callable[[], float],
+        chance: random.Random,
     ) -> None:
         super().__init__(objects, region, catalogue, tail, (erasure.known,), keeper.clock, keeper.problems)
         self.name = writer.id  # of this daemon, the same after each start
         self.codec = ""  # of packs that are put from now on, see tiers/packs/codecs.py
         self._writer = writer
-        self._upkeep = upkeep
+        self.hands = NodeHands(self.announce, keeper)
+        self._upkeep = Upkeep(objects, catalogue, tail, keeper, self.hands, skew_s, clock, chance)
         self.erasure = erasure
+        erasure.remove = self.hands.announce
+        tail.ours = lambda: writer.id if writer.number else ""
         self.keeper = keeper
         self.sources: Sequence[str] = ()  # regions that a mirror is to copy from into this one
         self.auditing: Auditing | None = None
-        self._unannounced: list[tuple[Announced | AnnouncedModel, asyncio.Future[None]]] = []
+        self._unannounced: list[tuple[Said, asyncio.Future[None]]] = []
         self._announcing: asyncio.Task[None] | None = None
 
     @classmethod
@@ -113,11 +121,10 @@ class RegionNode(RegionReader):
         writer = FeedWriter(objects, fresh_writer(chance), now, chance, lambda: keeper.needs_bell)
         catalogue = Catalogue.open(catalogue_path, marker.identity)
         tail = Tail(objects, catalogue, now, chance, keeper=keeper)
-        upkeep = Upkeep(objects, catalogue, tail, keeper, skew_s, now, chance)
         erasure = Erasure(objects, catalogue, now, erased, tombstones, lambda: keeper.holds, keeper)
-        node = cls(objects, marker, catalogue, writer, tail, upkeep, erasure, keeper)
+        node = cls(objects, marker, catalogue, writer, tail, erasure, keeper, skew_s, now, chance)
         node.name = xxhash.xxh3_64_hexdigest(instance.encode())
-        audit = Audit(objects, marker, catalogue, erasure, NodeHands(node.announce, keeper), now)
+        audit = Audit(objects, marker, catalogue, erasure, node.hands, now)
         node.auditing = Auditing(objects, audit, tail, keeper, skew_s, now, chance)
         return node
 
@@ -156,6 +163,7 @@ class RegionNode(RegionReader):
             "upkeep": self._keep_up,
             "erasing": self.erasure.run,
             "sweeping": self._sweep,
+            "telling doubts": self._tell_doubts,
         }
         return {**work, "auditing": self.auditing.run} if self.auditing is not None else work
 
@@ -163,6 +171,27 @@ class RegionNode(RegionReader):
         """At once when all of the feed was read: it tells of packs whose life was over before this daemon began."""
         await self.caught_up.wait()
         await self._upkeep.run()
+
+    async def _tell_doubts(self) -> None:
+        """To the keeper, where there are new ones. Those of packs that were removed meanwhile are over."""
+        told: set[bytes] = set()
+        while True:
+            await asyncio.sleep(DOUBTS_INTERVAL_S)
+            ids = self.doubts.ids
+            try:
+                removed = [one for one in ids if self.catalogue.packs([one]) == [None]]
+                told &= ids
+                some = sorted(ids.difference(removed), key=told.__contains__)[:DOUBTED_TOLD_MAX]
+                if not told.issuperset(some):
+                    await put_doubts(self._objects, self.name, some)
+                    told.update(some)
+            except CatalogueDamaged as error:
+                self._mend(error)
+            except ObjectError as error:
+                log.debug("%s: doubts are told later: %s", self.where, error)
+            else:
+                for one in removed:
+                    self.doubts.over(one)
 
     async def _sweep(self) -> None:
         """Now and then, as whoever was killed in the middle of a put has nobody else to clear up."""
@@ -234,15 +263,15 @@ class RegionNode(RegionReader):
             if spot is None or not 0 < spot.announced.kept_until_s < until_s:
                 continue
             pack_id = spot.announced.pack.id
-            if self._upkeep.may_renew(spot.announced):
+            if self._upkeep.may_renew(
+                spot.announced
+            ):  # else it is removed, and put again when it is asked for
                 longer[pack_id] = msgspec.structs.replace(spot.announced, kept_until_s=until_s)
-            else:
-                self.catalogue.forget(pack_id)  # and is put again when it is asked for next
         await together(map(self.announce, longer.values()))
 
-    async def announce(self, announced: Announced | AnnouncedModel) -> None:
-        """Say that this pack, or this model with all of its chunks, which is in the bucket, is durable. Returns when it is said, however
-        long that takes. Raises ValueError where nobody would believe it."""
+    async def announce(self, announced: Said) -> None:
+        """Say that this pack, or this model with all of its chunks, which is in the bucket, is durable; or that it is removed, which
+        whoever keeps the region says. Returns when it is said, however long that takes. Raises ValueError where nobody would believe it."""
         if isinstance(announced, Announced) and not (
             0 <= announced.stored_s < 1 << 32 and 0 <= announced.kept_until_s < 1 << 40
         ):
@@ -259,9 +288,9 @@ class RegionNode(RegionReader):
         """All that waits, in order; what cannot be said now is said again before anything else."""
         while self._unannounced:
             waiting, self._unannounced = self._unannounced, []
-            entries = [announced for announced, _ in waiting]
+            said_now = [announced for announced, _ in waiting]
             try:
-                while not await self._is_said(entries):
+                while not await self._is_said(said_now):
                     await asyncio.sleep(ANNOUNCE_RETRY_S)
             except BaseException as error:
                 _fail(waiting, error)  # else whoever waits would wait for ever
@@ -271,22 +300,27 @@ class RegionNode(RegionReader):
                     said.set_result(None)
             await asyncio.sleep(announce_interval_s(self._tail.status().writers))
 
-    async def _is_said(self, said: Sequence[Announced | AnnouncedModel]) -> bool:
+    async def _is_said(self, said: Sequence[Said]) -> bool:
         packs = [one for one in said if isinstance(one, Announced)]
         models = [one for one in said if isinstance(one, AnnouncedModel)]
+        removed = [one for one in said if isinstance(one, Removed)]
         try:
             if not self.clock.is_known:  # what goes into the bucket has its times
                 await measure(self._objects, self.clock)
             entries = [*self._paths(packs), *packs]
-            await self._writer.announce(entries, models)
+            ids = [entry.pack.id for entry in entries] + [model.name_id for model in models]
+            after_s = self.catalogue.void_until_s(ids)
+            segments = await self._writer.announce(entries, models, removed, after_s)
         except CatalogueDamaged as error:
             self._mend(error)
             return False
         except ObjectError as error:
-            log.debug("%d packs and %d models are not announced yet: %s", len(entries), len(models), error)
+            log.debug("%d packs and models are not announced yet: %s", len(said), error)
             return False
         try:
-            self.catalogue.add_packs(entries, models)
+            for segment in segments:
+                await self.catalogue.remove_all(segment.removed)
+                self.catalogue.add_own(segment)
         except CatalogueDamaged as error:
             self._mend(error)  # and is made anew from the feed, where they are
         return True
@@ -331,17 +365,15 @@ class RegionNode(RegionReader):
         """The fields are documented in docs/cli.md."""
         return {
             **super().status(),
-            "expired_packs": self._upkeep.forgotten,
-            "erased_packs": self.erasure.erased,
+            "expired_packs": self.catalogue.removed_by[Reason.OVER],
+            "erased_packs": self.catalogue.removed_by[Reason.ERASED],
             "tombstones": len(self.erasure.tombstones),
             **self.keeper.status(),
             **(self.auditing.status() if self.auditing is not None else {}),
         }
 
 
-def _fail(
-    waiting: Sequence[tuple[Announced | AnnouncedModel, asyncio.Future[None]]], error: BaseException
-) -> None:
+def _fail(waiting: Sequence[tuple[Said, asyncio.Future[None]]], error: BaseException) -> None:
     for _, said in waiting:
         if not said.done():
             if isinstance(error, Exception):

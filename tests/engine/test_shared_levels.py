@@ -136,7 +136,7 @@ def over_another_region(path: Path, objects: Objects) -> tuple[RegionLevel[ReadT
     replies, home = Replies(), Erased(time.time)
 
     async def follow() -> ReadThrough:
-        await home.look(MemoryObjects())
+        await home.look(objects)
         return await ReadThrough.follow(
             objects, "acme", "na", path / "far", home, random.Random(1), time.time
         )

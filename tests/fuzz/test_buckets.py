@@ -27,6 +27,7 @@ from replication.feed.snapshots import Snapshots
 from replication.formats import carried_out, manifests, mirror_state, nodes, orders, segment, tombstones
 from replication.formats.announced import Announced, entry_of
 from replication.formats.region import MARKER, init_region, open_region
+from replication.formats.removed import Reason, removed
 from replication.formats.sealed import PRELUDE_BYTES, seal
 from replication.models import collecting as signs
 from tests.fuzz.mutator import INPUTS, changed, nonsense
@@ -87,7 +88,7 @@ def _applied(packs: list[Announced]) -> None:
         assert 0 <= announced.stored_s < 1 << 32, "the arena has no room for more"
     catalogue.outlived(2.0**39, 100)
     for announced in packs:
-        catalogue.forget(announced.pack.id)
+        catalogue.remove([removed(announced, Reason.OVER)])
 
 
 async def _segment(objects: MemoryObjects) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from replication.catalogue.catalogue import Catalogue
 from replication.formats.announced import Announced
+from replication.formats.removed import Reason, removed
 from tiers.checksum import digest
 from tiers.namespace_spec import NamespaceSpec
 from tiers.packs.packs import PackHeader, describe
@@ -40,6 +42,12 @@ def pack_of(
 def keys_of(announced: Announced) -> list[bytes]:
     header = announced.pack.header
     return [header.spec.digest + block for block in header.each_hash()]
+
+
+def forget(catalogue: Catalogue, pack_id: bytes, reason: Reason = Reason.OVER) -> bool:
+    """Whether it was known; it is not any more."""
+    [known] = catalogue.packs([pack_id])
+    return known is not None and catalogue.remove([removed(known, reason)]) == 1
 
 
 def random_pack(chance: random.Random, blocks_max: int = 4, kinds: int = 3) -> Announced:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
-from replication.formats.region import Region, init_region
+from replication.erasure.erased import Erased
+from replication.formats.region import MARKER, Region, init_region
 from replication.keeper.keeper import Keeper
+from tests.objects import MemoryObjects
 from tiers.bucket.objects import Objects
 
 
@@ -23,6 +25,13 @@ class Kept(Keeper):
 def kept(objects: Objects) -> Kept:
     region = Region(format=1, deployment="acme", region="na", made_s=0.0)
     return Kept(objects, region, random.Random(0))
+
+
+async def look_at_nothing(erased: Erased) -> None:
+    """Of a region in which nothing was ever erased."""
+    objects = MemoryObjects()
+    await objects.put(MARKER, b"this place")
+    await erased.look(objects)
 
 
 async def candidate(objects: Objects, chance: random.Random) -> Keeper:

@@ -18,6 +18,7 @@ from replication.feed.feed import FeedReader, FeedWriter
 from replication.feed.snapshots import Snapshots
 from replication.formats.announced_models import AnnouncedModel, merged_models
 from replication.formats.ranges import Number, UnixS, WriterName
+from replication.formats.removed import Reason, removed
 from replication.formats.sealed import seal, unseal
 from replication.formats.segment import Segment, decode, encode
 from tests.objects import MemoryObjects
@@ -86,26 +87,28 @@ def test_a_catalogue_knows_models_over_a_restart() -> None:
     rows = MemoryRows()
     catalogue = Catalogue(rows)
     copy = msgspec.structs.replace(MODEL, origin="na")
-    other = make_model(seed="other").announced
+    other = msgspec.structs.replace(make_model(seed="other").announced, said_s=2.0)
     catalogue.add(Segment(WRITER, 1, 1.0, [], models=[copy, make_model("n").announced]))
     assert catalogue.models[MODEL.name].origin == "na"
     catalogue.add(Segment(WRITER, 2, 1.0, [], models=(MODEL,)))
     assert merged_models(MODEL, copy) is MODEL
     again = Catalogue(rows)
-    assert again.models == catalogue.models and again.models[MODEL.name] == MODEL == again.model(MODEL.id)
+    assert again.models == catalogue.models and msgspec.structs.replace(MODEL, said_s=1.0) == again.model(
+        MODEL.id
+    )
     again.add_packs((), [other])
     assert again.models[MODEL.name] == other and again.model(MODEL.id) is None
-    assert again.forget_model(MODEL.name) and not again.forget_model(MODEL.name)
+    assert [again.remove([removed(other, Reason.GONE)]) for _ in range(2)] == [1, 0]
     assert set(Catalogue(rows).models) == {make_model("n").name}
 
 
-def test_a_catalogue_that_knew_no_models_is_made_anew() -> None:
+def test_a_catalogue_of_an_older_version_is_made_anew() -> None:
     """An older version has passed over what it could not read."""
     rows = MemoryRows()
     Catalogue(rows).add(Segment(WRITER, 1, 1.0, [pack_of([1])]))
     assert Catalogue(rows).positions == {WRITER: 1}
     rows.write((), [b"v"])
-    with pytest.raises(CatalogueDamaged, match="knows no models"):
+    with pytest.raises(CatalogueDamaged, match="an older version"):
         Catalogue(rows)
 
 

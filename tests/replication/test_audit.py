@@ -7,7 +7,7 @@ import logging
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from tests.objects import Faults
 from tests.replication.audited import SPECS, STARTED_S, Made, Region, held, known, make, opened
 from tests.replication.kept import kept
 from tests.replication.virtual_loop import run
-from tiers.errors import ObjectMissing
+from tiers.errors import ObjectMissing, ObjectRefused
 
 SEEDS = int(os.environ.get("SEEDS", "12"))
 INTERVAL_S = 1500.0  # of audits
@@ -93,6 +93,29 @@ def test_a_pack_that_was_never_announced_is(monkeypatch: pytest.MonkeyPatch) -> 
             kept_until_s = known(one)[leaf.id].kept_until_s
             assert region.clock() < kept_until_s <= region.clock() + RESTORED_KEPT_S
         assert audits(node)["restored_packs"] == 2
+
+    tell(story)
+
+
+async def locked(names: Sequence[str]) -> None:
+    raise ObjectRefused("a lock")
+
+
+def test_what_was_removed_and_not_deleted_goes() -> None:
+    """The keeper says that a pack is over, and cannot delete it then: an audit does, and announces it no more."""
+
+    async def story(region: Region, node: RegionNode) -> None:
+        old, until_s = make("old"), int(STARTED_S + 100)
+        await region.announce(old, kept_until_s=until_s)
+        keeper: Any = node.keeper
+        keeper.delete = locked
+        await until(lambda: held(node, old) == 2)
+        await until(lambda: not known(node))
+        await asyncio.sleep(120)
+        assert region.stored() == {old.id} and not held(node, old)
+        del keeper.delete
+        await asyncio.sleep(DAYS_S)
+        assert not region.stored() and not audits(node)["restored_packs"]
 
     tell(story)
 

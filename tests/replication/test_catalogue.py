@@ -19,7 +19,7 @@ from replication.catalogue.rows import PREFIX_BYTES, RocksRows, Rows
 from replication.errors import CatalogueBusy, CatalogueDamaged
 from replication.formats.announced import Announced
 from replication.formats.segment import Segment
-from tests.replication.durable import hash_of, keys_of, pack_of, random_pack, spec_of
+from tests.replication.durable import forget, hash_of, keys_of, pack_of, random_pack, spec_of
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.virtual_loop import run
 from tests.running import TIMEOUT_S
@@ -83,7 +83,15 @@ class Model:
 
     def __init__(self) -> None:
         self.packs: dict[bytes, Announced] = {}
+        self.gone: dict[bytes, Announced] = {}
+        self.now_s = 0.0
         self.positions: dict[str, int] = {}
+
+    def forget(self, pack_id: bytes) -> bool:
+        if pack_id in self.packs:
+            self.gone[pack_id] = self.packs.pop(pack_id)
+            return True
+        return False
 
     def blocks(self) -> dict[bytes, list[Announced]]:
         """Who has a block, in the order of their arrival."""
@@ -143,7 +151,7 @@ def test_a_catalogue_is_what_was_announced(reopen: Reopen, seed: int) -> None:
             learn(catalogue, model, chance)
         elif dice < 0.85:
             pack_id = chance.choice([*model.packs, b"?" * 16])
-            assert catalogue.forget(pack_id) == (model.packs.pop(pack_id, None) is not None)
+            assert forget(catalogue, pack_id) == model.forget(pack_id)
         elif dice < 0.99:
             catalogue = Catalogue(reopen())
             if chance.random() < 0.7:
@@ -163,8 +171,10 @@ def learn(catalogue: Catalogue, model: Model, chance: random.Random) -> None:
     writer = f"{chance.randrange(3):016x}"
     position = model.positions.get(writer, 0)
     kind = chance.choice(("segment", "segment", "segment", "old segment", "packs", "jump"))
+    model.now_s += 1.0
+    entries = [msgspec.structs.replace(entry, said_s=model.now_s) for entry in entries]
     if kind == "segment":
-        catalogue.add(Segment(writer, position + 1, 0.0, entries))
+        catalogue.add(Segment(writer, position + 1, model.now_s, entries))
         model.positions[writer] = position + 1
     elif kind == "packs":
         catalogue.add_packs(entries)
@@ -178,11 +188,13 @@ def learn(catalogue: Catalogue, model: Model, chance: random.Random) -> None:
         entries = []
     for entry in entries:
         known = model.packs.setdefault(entry.pack.id, entry)
-        lives = (known.kept_until_s, entry.kept_until_s)
+        before = model.gone.pop(entry.pack.id, known)
+        lives = (before.kept_until_s, entry.kept_until_s)
         model.packs[entry.pack.id] = msgspec.structs.replace(
             known,
-            origin=known.origin and entry.origin and known.origin,
+            origin=entry.origin and before.origin,
             kept_until_s=0 if 0 in lives else max(lives),
+            said_s=model.now_s,
         )
 
 
@@ -195,16 +207,18 @@ def test_the_filter_is_exactly_what_the_rows_have() -> None:
         for pack in packs:
             old.add_packs([pack])
         for pack in packs[:10]:
-            old.forget(pack.pack.id)
+            forget(old, pack.pack.id)
         catalogue = Catalogue(MemoryRows(content))
         present = set(range(10, 60))
+        now_s = 0.0
         while not catalogue.loaded:
             catalogue._load_slice(chance.choice((1, 50, 500)))
             one = chance.randrange(60)
+            now_s += 1
             if one in present:
-                catalogue.forget(packs[one].pack.id)
+                forget(catalogue, packs[one].pack.id)
             else:
-                catalogue.add_packs([packs[one]])
+                catalogue.add_packs([msgspec.structs.replace(packs[one], said_s=now_s)])
             present ^= {one}
         assert len(catalogue._filter) == 40 * len(present)
         for number, pack in enumerate(packs):
@@ -227,13 +241,13 @@ def test_held_is_the_end_of_the_prefix() -> None:
 
 def test_two_blocks_with_one_word_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that share all 64 bits by which they are looked for are found each in its own pack, also after one is gone."""
-    monkeypatch.setattr("replication.catalogue.catalogue._digest", lambda block, seed: b"samesame")
+    monkeypatch.setattr("replication.catalogue.layout.digest", lambda block, seed: b"samesame")
     catalogue = Catalogue(MemoryRows())
     packs = [pack_of([n, f"{n}b"]) for n in range(5)]
     for pack in packs:
         catalogue.add_packs([pack])
-    catalogue.forget(packs[0].pack.id)
-    monkeypatch.setattr("replication.catalogue.catalogue._word", lambda row: 0)
+    forget(catalogue, packs[0].pack.id)
+    monkeypatch.setattr("replication.catalogue.layout.word", lambda row: 0)
     catalogue._loaded_partitions = 0  # the filter cannot deny what it was asked for by another digest
     for pack in packs[1:]:
         spots = catalogue.find(keys_of(pack)[::-1])

@@ -12,6 +12,7 @@ from replication.catalogue.catalogue import Catalogue
 from replication.erasure.erasure import STRAYS_AGAIN_S, STRAYS_LOOKS_S, Erasure
 from replication.formats.announced import Announced
 from replication.formats.carried_out import read_carried_out
+from replication.formats.removed import Removed
 from replication.formats.tombstones import BEHIND, Tombstone, bury
 from tests.objects import MemoryObjects
 from tests.replication.durable import hash_of
@@ -61,7 +62,14 @@ class World:
 
     def erasure(self, number: int) -> Erasure:
         clock = asyncio.get_running_loop().time
-        return Erasure(self.objects, self.catalogues[number], clock, holds=lambda: self.keeps == number)
+        erasure = Erasure(self.objects, self.catalogues[number], clock, holds=lambda: self.keeps == number)
+        erasure.remove = self.remove
+        return erasure
+
+    async def remove(self, some: Sequence[Removed]) -> None:
+        """Everybody reads it."""
+        for catalogue in self.catalogues:
+            await catalogue.remove_all(some)
 
     async def put(self, is_announced: bool) -> None:
         """A pack behind a block that another one has; what is erased is put by nobody who knows."""

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from replication.catalogue.catalogue import LOST_KEPT_S, Catalogue
 from replication.erasure.erasure import Erasure
 from replication.formats.announced import Announced
+from replication.formats.region import MARKER
+from replication.formats.removed import Reason
 from replication.formats.tombstones import (
     BEHIND,
     TOMBSTONES,
@@ -20,7 +22,7 @@ from replication.formats.tombstones import (
     take_back,
 )
 from tests.objects import MemoryObjects
-from tests.replication.durable import hash_of, spec_of
+from tests.replication.durable import forget, hash_of, spec_of
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.virtual_loop import run
 from tiers.checksum import digest
@@ -40,12 +42,18 @@ class Node:
     """A bucket, a catalogue of it, and the erasure of one daemon."""
 
     def __init__(self, now_s: float = 0.0) -> None:
-        self.now_s = now_s
+        self.now_s, self.said_s = now_s, 0.0
         self.objects = MemoryObjects()
+        run(self.objects.put(MARKER, b"this place"))
         self.told: list[Tombstone] = []
         self.catalogue = Catalogue(MemoryRows())
-        self.erasure = Erasure(self.objects, self.catalogue, lambda: self.now_s, self.told.append)
+        self.begin()
         self.trees: dict[bytes, list[tuple[str, ...]]] = {spec.digest: [()] for spec in SPECS}
+
+    def begin(self) -> None:
+        """A life of the daemon."""
+        self.erasure = Erasure(self.objects, self.catalogue, lambda: self.now_s, self.told.append)
+        self.erasure.remove = self.catalogue.remove_all
 
     def grow(self, chance: random.Random) -> Announced:
         """A pack of one to three blocks behind a block that another pack has, or at the beginning."""
@@ -59,9 +67,13 @@ class Node:
         header = PackHeader(spec, hash_of(path) if path else b"", hashes, bytes(16 * len(names)))
         announced = Announced(describe(header)[0])
         self.objects_put(announced)
-        self.catalogue.add_packs([announced])
+        self.announce(announced)
         self.trees[spec.digest] += names
         return announced
+
+    def announce(self, announced: Announced) -> None:
+        self.said_s += 1
+        self.catalogue.add_packs([replace(announced, said_s=self.said_s)])
 
     def objects_put(self, announced: Announced) -> None:
         run(self.objects.put(announced.pack.name, b"a pack"))
@@ -154,7 +166,7 @@ def test_a_tombstone_whose_time_is_over_forbids_nothing() -> None:
     assert not node.known() and node.erasure.forbids(SPECS[0])
     node.now_s = 100.0
     node.objects_put(first)
-    node.catalogue.add_packs([first])
+    node.announce(first)
     node.work()
     assert node.known() == {first.pack.id} and not node.erasure.forbids(SPECS[0])
 
@@ -280,9 +292,9 @@ def test_what_hangs_on_a_pack_that_was_lost_goes_with_what_is_before_it(is_other
     sibling = node.add(SPECS[0], ("x", "b"), ("c",))
     for announced in lost:
         run(node.objects.delete([announced.pack.name]))
-        assert node.catalogue.lose(announced.pack.id) and not node.catalogue.lose(announced.pack.id)
+        assert forget(node.catalogue, announced.pack.id, Reason.GONE)
     node.catalogue = Catalogue(node.catalogue._rows)
-    node.erasure = Erasure(node.objects, node.catalogue, lambda: node.now_s)
+    node.begin()
     node.work()
     assert len(node.known()) == 3
     erase(node, "a")
@@ -305,16 +317,16 @@ def test_lost_packs_are_remembered_until_their_life_is_over(monkeypatch: pytest.
         replace(one, kept_until_s=until_s) for one, until_s in zip(packs, (0, 10, 20, 30, 40), strict=True)
     ]
     node.catalogue.add_packs(ends)
-    node.catalogue.forget(packs[0].pack.id)
+    forget(node.catalogue, packs[0].pack.id)
     for one in packs[1:4]:
-        node.catalogue.lose(one.pack.id)
+        forget(node.catalogue, one.pack.id, Reason.GONE)
 
     def lost(now_s: float) -> list[bytes]:
         return [one.pack.id for chunk in node.catalogue.lost(now_s) for one in chunk]
 
     assert lost(15.0) == [packs[1].pack.id, packs[2].pack.id]
     lost(15.0 + LOST_KEPT_S)
-    node.catalogue.lose(packs[4].pack.id)
+    forget(node.catalogue, packs[4].pack.id, Reason.DAMAGED)
     assert lost(0.0) == [packs[2].pack.id, packs[4].pack.id]
 
 

@@ -21,6 +21,7 @@ from replication.feed.feed import (
     fresh_writer,
 )
 from replication.formats.announced import Announced
+from replication.formats.region import MARKER
 from replication.formats.segment import (
     Head,
     Segment,
@@ -275,6 +276,7 @@ def test_a_head_that_cannot_be_written_is_no_failure() -> None:
 
     async def main() -> None:
         objects = NoHeads()
+        await objects.put(MARKER, b"this place")
         reader = FeedReader(objects, {})
         assert not await read_all(reader)
         await writer(objects).announce([pack_of([1])])

@@ -103,7 +103,6 @@ def _short_times(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtu
         "mirror.pull.SWEEP_INTERVAL_S": 100.0,
         "mirror.pull.SOURCE_TOMBSTONES_S": 25.0,
         "mirror.pull.JOBS_MAX": 24,
-        "mirror.pull.OUTLIVED_S": 200.0,
         "erasure.erasure.ERASE_INTERVAL_S": 12.0,
         "erasure.erasure.TOMBSTONES_INTERVAL_S": 20.0,
         "audit.auditing.AUDIT_LOOK_S": 3600.0,  # never: audits have their own simulation

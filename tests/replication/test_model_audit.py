@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from replication.audit.audit import Report
@@ -86,7 +87,9 @@ def test_a_manifest_that_nobody_announced_is_announced_when_it_is_old_and_whole(
             (Kind.MISSING, lacks.name),
             (Kind.STRANGE, "models/manifests/README"),
         }
-        assert dict(node.catalogue.models) == {whole.name: whole.announced}
+        known_now = dict(node.catalogue.models)
+        said_s = known_now[whole.name].said_s
+        assert known_now == {whole.name: msgspec.structs.replace(whole.announced, said_s=said_s)} and said_s
         assert report.models._asdict() == {
             "listed": 3, "missing": 1, "damaged": 0, "restored": 1, "removed": 0, "left": 1,
         }  # fmt: skip

@@ -16,10 +16,12 @@ from replication.feed.feed import FeedWriter
 from replication.feed.tail import SNAPSHOT_SEGMENTS_MIN
 from replication.formats.announced import Announced
 from replication.formats.region import MARKER, Region
+from replication.formats.removed import Reason, removed
 from replication.formats.tombstones import TOMBSTONES, Tombstone, bury
 from replication.region.read_through import ReadThrough
 from tests.objects import FaultyObjects, MemoryObjects
 from tests.replication.durable import hash_of
+from tests.replication.kept import look_at_nothing
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.virtual_loop import run
 from tiers.base import Get
@@ -105,7 +107,7 @@ def test_nothing_of_the_other_region_is_changed() -> None:
 
     async def region() -> None:
         source, home = Source(), Erased(asyncio.get_running_loop().time)
-        await home.look(MemoryObjects())
+        await look_at_nothing(home)
         for number in range(SNAPSHOT_SEGMENTS_MIN + 100):
             await source.add("many", number, number + 1, 50 * (number % 2))
         gone = await source.add("gone", 0, 4)
@@ -131,7 +133,7 @@ def test_nothing_of_the_other_region_is_changed() -> None:
         assert (
             held(reader, "gone", 4) == 0 == held(reader, "damaged", 4) and reader.missing and reader.corrupt
         )
-        assert reader.catalogue.counts.packs == (SNAPSHOT_SEGMENTS_MIN + 100) // 2 + 3
+        assert reader.catalogue.counts.packs == SNAPSHOT_SEGMENTS_MIN + 103
 
     run(region())
 
@@ -225,6 +227,7 @@ def test_a_tombstone_that_comes_while_records_do_makes_them_misses() -> None:
         source, home_bucket = Source(), MemoryObjects()
         await source.add("acme", 0, 4)
         home = Erased(asyncio.get_running_loop().time)
+        await home_bucket.put(MARKER, b"home")
         await home.look(home_bucket)
         objects = Slow(source.objects, random.Random(3))
         reader = follower(objects, home)
@@ -245,7 +248,7 @@ def test_tombstones_of_the_other_region_become_known_within_a_minute() -> None:
 
     async def region() -> None:
         source, home = Source(), Erased(asyncio.get_running_loop().time)
-        await home.look(MemoryObjects())
+        await look_at_nothing(home)
         await source.add("acme", 0, 4)
         reader = follower(source.objects, home)
         living = asyncio.create_task(reader.run())
@@ -261,20 +264,25 @@ def test_tombstones_of_the_other_region_become_known_within_a_minute() -> None:
     run(region())
 
 
-def test_what_is_over_is_not_promised() -> None:
-    """A life that ends, by twice what clocks may differ, ends here, too; one that grew goes on."""
+def test_what_is_removed_there_is_not_promised() -> None:
+    """What the keeper of the other region removes leaves the catalogue here, too; nothing else does, though its life is over."""
 
     async def region() -> None:
         source, home = Source(), Erased(asyncio.get_running_loop().time)
-        await home.look(MemoryObjects())
-        await source.add("short", 0, 4, 500)
+        await look_at_nothing(home)
+        short = await source.add("short", 0, 4, 500)
         await source.add("grown", 0, 4, 500)
         reader = follower(source.objects, home)
         living = asyncio.create_task(reader.run())
-        await asyncio.sleep(400)
-        await source.add("grown", 0, 4, 5000)
+        await asyncio.sleep(600)
         assert [held(reader, tenant, 4) for tenant in ("short", "grown")] == [4, 4]
-        await asyncio.sleep(100 + 2 * SKEW_S + 61)
+        await source.writer.announce((), (), [removed(short, Reason.OVER)])  # before that
+        await asyncio.sleep(61)
+        assert [held(reader, tenant, 4) for tenant in ("short", "grown")] == [4, 4]
+        [known] = reader.catalogue.packs([short.pack.id])
+        assert known is not None
+        await source.writer.announce((), (), [removed(known, Reason.OVER)])
+        await asyncio.sleep(61)
         assert [held(reader, tenant, 4) for tenant in ("short", "grown")] == [0, 4]
         living.cancel()
 

@@ -25,7 +25,7 @@ from replication.feed.snapshots import (
 from replication.formats.sealed import seal
 from replication.formats.segment import FEED, decode_head, head_name
 from tests.objects import Faults, FaultyObjects, MemoryObjects, flip
-from tests.replication.durable import pack_of, random_pack, spec_of
+from tests.replication.durable import forget, pack_of, random_pack, spec_of
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.virtual_loop import run
 from tiers.errors import ObjectError
@@ -100,7 +100,7 @@ def test_what_is_learned_while_it_is_written_is_not_claimed() -> None:
             catalogue.add_packs([new])
             catalogue.jump({W: number})
             learned.add(new.pack.id)
-            catalogue.forget(chance.choice(sorted(ids(catalogue) - learned)))
+            forget(catalogue, chance.choice(sorted(ids(catalogue) - learned)))
         manifest = await writing
         read = empty()
         await snapshots(inner).read_newest(read)

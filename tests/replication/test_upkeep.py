@@ -17,7 +17,6 @@ from replication.formats.region import init_region
 from replication.formats.segment import HEADS
 from replication.keeper.keeper import Keeper
 from replication.region.region_node import RegionNode
-from replication.region.upkeep import Upkeep
 from tests.objects import MemoryObjects
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.virtual_loop import run
@@ -39,14 +38,13 @@ async def node(objects: Objects, number: int) -> RegionNode:
     region = await init_region(objects, "acme", "na", clock)
     keeper = Keeper(objects, region, chance)
     tail = Tail(objects, catalogue, clock, chance, keeper=keeper)
-    upkeep = Upkeep(objects, catalogue, tail, keeper, SKEW_S, clock, chance)
     erasure = Erasure(objects, catalogue, clock)
-    return RegionNode(objects, region, catalogue, writer, tail, upkeep, erasure, keeper)
+    return RegionNode(objects, region, catalogue, writer, tail, erasure, keeper, SKEW_S, clock, chance)
 
 
 def test_who_joins_late_promises_nothing_that_is_over() -> None:
-    """A feed tells of a pack that is over and of one that is not: a node that joins knows of the second one only, within a
-    second of having read the feed."""
+    """A feed tells of a pack that is over and of one that is not: once somebody keeps the region, who joins knows of the second
+    one only, from a removal that it reads; nobody forgets anything by himself."""
 
     async def region() -> None:
         objects = MemoryObjects()
@@ -55,13 +53,18 @@ def test_who_joins_late_promises_nothing_that_is_over() -> None:
             header = PackHeader(SPEC, b"", name * 16, digest(RECORD))
             assert await early.persist(header, [memoryview(RECORD)], 0, kept_until_s)
         await asyncio.sleep(1000)
-        late = await node(objects, 2)
+        late, later = await node(objects, 2), await node(objects, 3)
         living = asyncio.create_task(late.run())
         await late.caught_up.wait()
-        await asyncio.sleep(1)
-        held = [late.held(SPEC, name * 16, 0) for name in (b"x", b"y")]
-        assert held == [0, 1]
+        assert [late.held(SPEC, name * 16, 0) for name in (b"x", b"y")] == [1, 1]
+        await asyncio.sleep(2 * UPKEEP_INTERVAL_S)
+        second = asyncio.create_task(later.run())
+        await later.caught_up.wait()
+        for one in (late, later):
+            assert [one.held(SPEC, name * 16, 0) for name in (b"x", b"y")] == [0, 1]
+            assert one.status()["expired_packs"] == 1
         living.cancel()
+        second.cancel()
 
     run(region())
 
