@@ -11,7 +11,8 @@
 # make soak   SEEDS=10000 simulated deployments, feeds, and loads and saves over a simulated accelerator; ROUNDS=500 kills; our policy on every traffic;
 #             REGION_ROUNDS=50 kills of daemons and mirrors of regions, and of who publishes, preloads, mirrors, collects and loads models,
 #             partitions of PARTITION_S=60 seconds;
-#             PAIRS=5 rounds of engines that must share what they store or must not; INPUTS=100000 damaged inputs of each format
+#             PAIRS=5 rounds of engines that must share what they store or must not; INPUTS=100000 damaged inputs of each format;
+#             all of what can be wrong in a command, a setting, the environment
 
 VENV := .venv/bin
 WORKERS ?= 2
