@@ -57,6 +57,7 @@ class MirrorState(msgspec.Struct, frozen=True, kw_only=True):
     and no longer in the source; lost_packs: the latest of them. copied: since there is a mirror. models: to copy, of which
     model_left_bytes are left.
 
+    looked_s: up to which moment, by the clock at home, it is known what the source says of what is here; unix seconds, 0: never.
     oldest_age_s: what was announced so long ago is at home (the RPO at at_s); None before all was, once. lag_…: from the announcement in the source to the
     one at home, of the latest few thousand copies, what was there before the mirror apart, None without any; in_time_share: of those, within IN_TIME_S.
     """
@@ -66,6 +67,7 @@ class MirrorState(msgspec.Struct, frozen=True, kw_only=True):
     rules: Word = ""
     at_s: UnixS = 0.0
     problem: str = ""
+    looked_s: UnixS = 0.0
     watermark: Positions = {}
     read: Positions = {}
     is_sweeping: bool = True

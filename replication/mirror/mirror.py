@@ -139,6 +139,7 @@ class Mirror:
             identity=self._identity,
             rules=self._choice,
             at_s=now_s,
+            looked_s=pull.complete_s or pull.looked_s(),
             problem=status.failure if status.failures else _gap(status),
             watermark=passed,
             read=read,

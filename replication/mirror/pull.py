@@ -142,7 +142,7 @@ class Pull:
     @property
     def complete_s(self) -> float:
         """What was announced before this moment is at home, or not for it; unix seconds, 0: all was never."""
-        moments = [self._looked_s()]
+        moments = [self.looked_s()]
         if self.watermark.is_held:
             moments.append(self._leapt_s)
         for jobs in (self.jobs, self.models.jobs):
@@ -154,7 +154,7 @@ class Pull:
 
     def heard(self, segment: Segment) -> None:
         hold = self.watermark.heard(segment.writer, segment.number)
-        looked_s, now_s = self._looked_s(), self._clock()
+        looked_s, now_s = self.looked_s(), self._clock()
         since_s = segment.written_s if looked_s <= segment.written_s <= now_s else looked_s
         self._consider(segment.entries, since_s, hold)
         self._consider_models(segment.models, since_s, hold)
@@ -199,7 +199,7 @@ class Pull:
         renewals = self._catalogue.renewals
         must = self.watermark.must_sweep
         hold = self.watermark.sweep(self._catalogue.positions) if must else None
-        since_s = self._leapt_s if must else self._looked_s()
+        since_s = self._leapt_s if must else self.looked_s()
         self._consider_models(list(self._catalogue.models.values()), since_s, hold)
         priorities = {rule.priority for rule in self._rules if not rule.of_weights}
         for priority in sorted(priorities, reverse=True):
@@ -328,7 +328,7 @@ class Pull:
             job = self.jobs.get(announced.pack.id)
             if job is None:
                 is_mirrored = self._rule(announced.pack.header.spec) is not None
-                since_s = self._looked_s() if is_mirrored else self._clock()
+                since_s = self.looked_s() if is_mirrored else self._clock()
                 job = Job(announced.pack.id, announced.pack.size_bytes, rule, since_s)
                 self.jobs.add(job)
             made.append(job)
@@ -342,7 +342,7 @@ class Pull:
         for hold in job.holds:
             self.watermark.release(hold)
 
-    def _looked_s(self) -> float:
+    def looked_s(self) -> float:
         """When the feed was last read to its end, with all heads listed, unix seconds."""
         age_s = self.tail.complete_age_s
         return self._begun_s if age_s is None else self._clock() - age_s

@@ -6,6 +6,8 @@
 Clocks may differ by `skew_s`. Who renews a pack looks at its own clock, and the keeper has asked all writers since, so nobody deletes a
 pack that another one may still renew. Nobody else forgets anything. A pack that was put again meanwhile is younger than the life that
 is over: it stays in the bucket. What is removed and not deleted, because the keeper died in between, is deleted by an audit.
+
+What a mirror brought lives on while its source is not read, which may have given it a longer life: the keeper announces it again.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+import msgspec
+
 from replication.audit.orphans import Hands
 from replication.catalogue.catalogue import Catalogue
 from replication.constants import UPKEEP_INTERVAL_S
 from replication.errors import CatalogueDamaged
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced
+from replication.formats.mirror_state import read_mirrors
 from replication.formats.removed import Reason
 from replication.keeper.keeper import Keeper
 from tiers.bucket.objects import Objects
@@ -30,6 +35,8 @@ from tiers.together import together
 
 UPKEEP_SURE_S: Final = 1.0  # between two looks whether all writers were asked
 UPKEEP_PACKS: Final = 256  # in one step
+LOOK_LATE_S: Final = 600.0  # since a source was read, heads and all: then it is away
+AWAY_S_MAX: Final = 7 * 24 * 3600.0  # what was copied from a source that is not read lives on for so long
 
 log = logging.getLogger("replication.upkeep")
 
@@ -45,6 +52,15 @@ async def delete_each(delete: Callable[[Sequence[str]], Awaitable[None]], names:
         middle = len(names) // 2
         return await delete_each(delete, names[:middle]) + await delete_each(delete, names[middle:])
     return len(names)
+
+
+def lives_until(announced: Announced, looked_s: float, now_s: float, skew_s: float) -> int:
+    """Of a pack whose life is over, the same where it is; longer where its source was not read since: twice as long each time, and
+    AWAY_S_MAX behind the last look at most."""
+    if not announced.origin or looked_s >= announced.kept_until_s + skew_s:
+        return announced.kept_until_s
+    until_s = min(now_s + max(4 * skew_s, now_s - looked_s), looked_s + AWAY_S_MAX)
+    return int(until_s) if until_s > now_s else announced.kept_until_s
 
 
 class Upkeep:
@@ -103,11 +119,31 @@ class Upkeep:
         age_s = tail.sure_age_s
         if age_s is None or loop.time() - age_s < self._asked_s:
             return False
-        over = self._catalogue.outlived(before_s - age_s, UPKEEP_PACKS)
-        await self._remove(over)
-        if len(over) < UPKEEP_PACKS:
+        over, longer = await self._without_source(self._catalogue.outlived(before_s - age_s, UPKEEP_PACKS))
+        if longer:
+            await self._hands.announce(longer)
+        if over:
+            await self._remove(over)
+        is_more = len(over) + len(longer) == UPKEEP_PACKS
+        if not is_more:
             self._asked_s = None
-        return len(over) == UPKEEP_PACKS
+        return is_more
+
+    async def _without_source(self, outlived: Sequence[Announced]) -> tuple[list[Announced], list[Announced]]:
+        """Those that are over, and those that live longer, because their source is not read. While the last look is young, they wait
+        for the next one."""
+        if not any(announced.origin for announced in outlived):
+            return list(outlived), []
+        looked_s = {state.source: state.looked_s for state in await read_mirrors(self._objects)}
+        over, longer, now_s = list[Announced](), list[Announced](), self._clock()
+        for announced in outlived:
+            since_s = looked_s.get(announced.origin, 0.0)
+            until_s = lives_until(announced, since_s, now_s, self._skew_s)
+            if until_s == announced.kept_until_s:
+                over.append(announced)
+            elif now_s - since_s >= LOOK_LATE_S:
+                longer.append(msgspec.structs.replace(announced, kept_until_s=until_s))
+        return over, longer
 
     async def _remove(self, over: Sequence[Announced]) -> None:
         """Those that cannot be deleted are left to an audit, which says so: they take no other one with them."""
