@@ -81,7 +81,7 @@ LINES_MAX = {
     "replication/keeper": 650,
     "replication/mirror": 2150,
     "replication/models": 450,
-    "replication/region": 1370,
+    "replication/region": 1400,
     "tiers": 1300,
     "tiers/bucket": 1480,
     "tiers/dram": 2010,
