@@ -25,7 +25,7 @@ from replication.catalogue.catalogue import Catalogue
 from replication.constants import UPKEEP_INTERVAL_S
 from replication.errors import CatalogueDamaged
 from replication.feed.tail import Tail
-from replication.formats.announced import Announced
+from replication.formats.announced import Announced, lasts_longer
 from replication.formats.mirror_state import read_mirrors
 from replication.formats.removed import Reason
 from replication.keeper.keeper import Keeper
@@ -119,31 +119,49 @@ class Upkeep:
         age_s = tail.sure_age_s
         if age_s is None or loop.time() - age_s < self._asked_s:
             return False
-        over, longer = await self._without_source(self._catalogue.outlived(before_s - age_s, UPKEEP_PACKS))
-        if longer:
-            await self._hands.announce(longer)
-        if over:
-            await self._remove(over)
-        is_more = len(over) + len(longer) == UPKEEP_PACKS
+        outlived = self._catalogue.outlived(before_s - age_s, UPKEEP_PACKS)
+        over, longer = await self._without_source(outlived)
+        await self._hands.announce(longer)
+        await self._remove(over)
+        is_more = len(outlived) == UPKEEP_PACKS and bool(over or longer)
         if not is_more:
             self._asked_s = None
         return is_more
 
     async def _without_source(self, outlived: Sequence[Announced]) -> tuple[list[Announced], list[Announced]]:
-        """Those that are over, and those that live longer, because their source is not read. While the last look is young, they wait
-        for the next one."""
-        if not any(announced.origin for announced in outlived):
+        """Those that are over; and what lives longer, because its source is not read, with what it hangs on. While the last look is
+        young, they wait for the next one."""
+        going = await self._catalogue.removals(outlived, Reason.OVER)
+        copies = [one for one in self._catalogue.packs([one.id for one in going]) if one and one.origin]
+        if not copies:
             return list(outlived), []
         looked_s = {state.source: state.looked_s for state in await read_mirrors(self._objects)}
-        over, longer, now_s = list[Announced](), list[Announced](), self._clock()
-        for announced in outlived:
-            since_s = looked_s.get(announced.origin, 0.0)
-            until_s = lives_until(announced, since_s, now_s, self._skew_s)
-            if until_s == announced.kept_until_s:
-                over.append(announced)
-            elif now_s - since_s >= LOOK_LATE_S:
-                longer.append(msgspec.structs.replace(announced, kept_until_s=until_s))
-        return over, longer
+        stay, longer, now_s = set[bytes](), dict[bytes, Announced](), self._clock()
+        for copy in copies:
+            since_s, until_s = looked_s.get(copy.origin, 0.0), copy.kept_until_s
+            if is_past := until_s <= now_s:
+                until_s = lives_until(copy, since_s, now_s, self._skew_s)
+            if until_s <= now_s:
+                continue
+            path = [*self._before(copy), copy]
+            stay.update(one.pack.id for one in path)
+            if not is_past or now_s - since_s >= LOOK_LATE_S:
+                for one in path:
+                    lasting = msgspec.structs.replace(one, kept_until_s=until_s)
+                    if lasts_longer(lasting, longer.get(one.pack.id, one)):
+                        longer[one.pack.id] = lasting
+        return [one for one in outlived if one.pack.id not in stay], list(longer.values())
+
+    def _before(self, announced: Announced) -> list[Announced]:
+        """What this pack hangs on, the first one first."""
+        path, header = list[Announced](), announced.pack.header
+        while header.parent:
+            [spot] = self._catalogue.find([header.spec.digest + header.parent])
+            if spot is None:
+                break
+            path.append(spot.announced)
+            header = spot.announced.pack.header
+        return path[::-1]
 
     async def _remove(self, over: Sequence[Announced]) -> None:
         """Those that cannot be deleted are left to an audit, which says so: they take no other one with them."""

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from replication.formats.announced import Announced
 from replication.formats.mirror_state import MIRRORS
 from replication.region.region_node import RegionNode
 from replication.region.upkeep import AWAY_S_MAX
 from tests.objects import Faults
 from tests.replication.mirrored import World, in_memory, pack, simulate
+from tiers.checksum import digest
 from tiers.errors import ObjectUnavailable
-from tiers.packs.packs import PACKS
+from tiers.packs.packs import PACKS, PackHeader, describe
 
 __all__ = ["in_memory"]  # a fixture
 LIFE_S = 100
@@ -74,6 +76,39 @@ def test_a_source_that_never_comes_back_keeps_nothing_for_ever(monkeypatch: pyte
         await asyncio.sleep(2400.0)
         assert packs(world) == 1
         await asyncio.sleep(1000.0)
+        assert packs(world) == 0
+
+    simulate(main)
+
+
+def behind(before: Announced, name: str) -> tuple[Announced, bytes]:
+    """A pack of one record that follows on this one."""
+    header, record = before.pack.header, digest(name.encode()) * 4
+    described, first = describe(
+        PackHeader(header.spec, header.hashes[-16:], digest(name.encode()), digest(record))
+    )
+    return Announced(described), first + record
+
+
+def test_what_a_copy_hangs_on_lives_as_long_though_it_was_made_here() -> None:
+    """Both regions made the beginning of a prompt, the source what follows: while it is away both stay; with the copy its beginning goes."""
+
+    async def main(world: World) -> None:
+        await world.mirror()
+        until_s = int(world.clock()) + LIFE_S
+        begin = pack("begin")
+        rest = behind(begin[0], "rest")
+        await world.eu.make(begin, pack("home"), kept_until_s=until_s)
+        await asyncio.sleep(10.0)
+        await world.na.make(begin, rest, kept_until_s=until_s)
+        await asyncio.sleep(50.0)
+        assert packs(world) == 3
+        world.na.way.faults = Faults(refuse=ObjectUnavailable("away"))
+        await asyncio.sleep(4000.0)
+        assert packs(world) == 2
+        assert world.eu.has(begin, rest)
+        world.na.way.faults = Faults()
+        await asyncio.sleep(6000.0)
         assert packs(world) == 0
 
     simulate(main)
