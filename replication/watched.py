@@ -63,6 +63,11 @@ class Watched(Objects):
         self._kind = ""  # of it
 
     @property
+    def is_failing(self) -> bool:
+        """Whether the place is a problem: what fails there is no fault of an object."""
+        return bool(self._noted)
+
+    @property
     def untrusted(self) -> int:  # type: ignore[override]
         return self._objects.untrusted
 

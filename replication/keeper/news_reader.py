@@ -17,6 +17,7 @@ from replication.formats.keeping import NEWS, NEWS_BYTES_MAX, News, decode_news
 from replication.problems import Problems
 from replication.store_clock import StoreClock
 from replication.waits import passed_s
+from replication.watched import Watched
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused
 
@@ -52,6 +53,7 @@ class NewsReader:
         self._objects = objects
         self._problems = problems
         self._e_tag = ""
+        self._refused = 0  # times in a row
         self._clock = clock
         self._looked_s = float("-inf")  # as `passed_s`: then those with this ETag were the latest
         self.told: Callable[[], None] = lambda: None  # called when heads have changed
@@ -90,12 +92,18 @@ class NewsReader:
                 self.tell(decode_news(content))
             self._looked_s = begun_s
             self._problems.over(NEWS)
+            self._refused = 0
             self._is_read = True
             if not was_read:
                 self.mirror_s = passed_s()
         except ObjectMissing:
             self.latest, self._e_tag, self._looked_s = None, "", begun_s
-        except (Damaged, ObjectDamaged, ObjectRefused) as error:
+        except ObjectRefused as error:
+            self.latest, self._e_tag = None, ""
+            self._refused += 1
+            if self._refused > 1 and not (isinstance(self._objects, Watched) and self._objects.is_failing):
+                self._problems.note(NEWS, str(error))  # this object only: else it is the place
+        except (Damaged, ObjectDamaged) as error:
             self.latest, self._e_tag = None, ""
             self._problems.note(NEWS, str(error))
 

@@ -244,7 +244,9 @@ def test_an_arena_that_is_none_is_replaced(
     place: Place, serve: Serve, damage: Callable[[Path], None], of: str
 ) -> None:
     """A cold start with a line in the log; what somebody put into a directory there is kept."""
-    serve(place).stop()
+    daemon = serve(place)
+    put(place.socket)  # one with nothing in it goes at a stop
+    daemon.stop()
     (path,) = (place.path / "shm").glob(f"kvstore-*.{of}")
     damage(path)
     daemon = serve(place)
