@@ -265,8 +265,9 @@ def test_the_instance_decides_what_is_adopted(place: Place, serve: Serve) -> Non
     put(place.socket)
     daemon.stop()
     shutil.move(place.data_dir, place.path / "kept")
-    serve(place).stop()
+    other = serve(place)
     assert len(list((place.path / "shm").glob("*.arena"))) == 2
+    other.stop()
     shutil.rmtree(place.data_dir)
     shutil.move(place.path / "kept", place.data_dir)
     serve(place)

@@ -27,6 +27,13 @@ from tiers.dram import memory_limits
 
 NOBODY = 65534
 OVERLAID = ("/run", "/dev/shm", "/var/lib", "/mnt", "/tmp")
+FILL = """
+import sys
+from kvstore.client import Client
+with Client(sys.argv[1], timeout_s=60, label="test") as client:
+    space = client.namespace(bytes(16), 4096, 16, 16, {"model": "m"})
+    assert client.put(space, [bytes(16)], b"", [bytes(4096)]) == 1
+"""
 _KEEPER = """
 set -e
 umount -l /run/kvstore/huge 2>/dev/null || true
@@ -122,6 +129,12 @@ class Machine:
             env=environment(KVSTORE_CONFIG="/dev/null"),
         )
         return Run(done.returncode, done.stdout, done.stderr)
+
+    def fill(self, daemon: Serving, uid: int = 0) -> None:
+        """One block into its memory: a stop gives an empty one back."""
+        where = {"PYTHONPATH": str(ROOT)}
+        words = self.words([sys.executable, "-c", FILL, daemon.ready["socket"]], uid, None, where)
+        subprocess.run(words, check=True, timeout=TIMEOUT_S)
 
     def shell(self, script: str) -> str:
         """What a shell in here says."""
