@@ -256,7 +256,7 @@ def test_a_text_goes_through_the_tokenizer(filled: Place, tmp_path: Path) -> Non
         (["hello", "--tokenizer", "/none"], 3, "no such file"),
         (["--tokens", "1,two"], 2, "'two' is none"),
         (["--tokens", "99999999999"], 2, "is none"),
-        (["--tokens", ""], 2, "there are none"),
+        (["--tokens", ""], 2, "argument --tokens: is empty"),
         (["@/none"], 3, "/none: No such file"),
         (["--tokens", "1", "--model", "gpt"], 3, "no namespace like that; known: 01010101 (model llama"),
         (["--tokens", "1", "--hash-seed", "5"], 2, "--hash-seed 5 is not the engine's"),
@@ -314,7 +314,7 @@ def test_names_cannot_steer_a_terminal(place: Place, serve: Callable[..., Daemon
 
 def test_a_namespace_that_says_nothing_is_named() -> None:
     """Of an engine that does not tell how it hashes nothing can be explained."""
-    with pytest.raises(Unclear, match="not told how its engine hashes"):
+    with pytest.raises(Unclear, match="an engine that does not say how it hashes"):
         root({}, SEEDS)
 
 

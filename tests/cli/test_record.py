@@ -206,7 +206,7 @@ def test_a_file_is_never_written_over_unasked(
     done = kvstore(*words, "--force")
     assert done.returncode == 0, done.stderr
     assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("", 0o600)
-    assert "0 requests in 0.1" in done.stdout and "no engine asked" in done.stderr
+    assert done.stdout.startswith("0 requests in ") and "no engine asked" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from connectors.vllm.identity.namespace import CONNECTOR_FORMAT
 from kvstore.client import Client
 from kvstore.daemon.data_dir import DATA_DIR_FORMAT
 from kvstore.protocol.frames import PROTOCOL_VERSION
+from tests.cli.test_service import put
 from tests.running import TIMEOUT_S, Daemon, Place, environment
 from tests.web.asked import until
 from tiers.dram.arena_files import ARENA_VERSION
@@ -43,7 +44,9 @@ def test_the_formats_are_those_of_the_code() -> None:
 @pytest.fixture
 def stopped(place: Place, serve: Serve) -> Place:
     """A place where a daemon has been."""
-    assert serve(place, *place.with_nvme()).stop() == 0
+    daemon = serve(place, *place.with_nvme())
+    put(daemon.socket)  # an empty arena goes at a stop
+    assert daemon.stop() == 0
     return place
 
 

@@ -103,7 +103,9 @@ def test_a_port_that_is_taken(place: Place, serve: Serve) -> None:
 
 def test_an_arena_that_was_left(place: Place, serve: Serve) -> None:
     """The arena of a daemon whose data directory is not this one's is named with its bytes and the command that frees it."""
-    serve(place).stop()
+    daemon = serve(place)
+    put(place, b"n", model="m")  # an empty arena goes at a stop
+    daemon.stop()
     instance = json.loads((place.data_dir / "kvstore-data.json").read_text())["instance"]
     found = doctor(*place.arguments, f"--data-dir={place.path / 'other'}", code=0)
     (left,) = [f for f in found if f["check"] == "arena" and str(place.path) in f["found"]]

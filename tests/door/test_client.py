@@ -193,7 +193,7 @@ def test_only_tools_check_the_books(daemon: Daemon, client: Client, caplog: pyte
     with pytest.raises(Refused, match="bad_request: check: only for a connection without the arena"):
         client.check()
     assert check(daemon.socket_path) == []
-    assert any("checked the books in" in line for line in caplog.messages)
+    assert any("audit done in" in line for line in caplog.messages)
 
 
 def test_namespace_conflict(client: Client) -> None:

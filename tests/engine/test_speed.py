@@ -142,7 +142,8 @@ class Decided(BreakEven):
     """Over one source of known speed, which has all that DRAM has not."""
 
     def __init__(self, speed: TierSpeed, configured: float = 0.0) -> None:
-        super().__init__(configured)
+        super().__init__()
+        self.configured = configured
         self.speed = speed
         self.walked = 0
 

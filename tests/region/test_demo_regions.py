@@ -62,8 +62,8 @@ def test_the_demo(tmp_path: Path) -> None:
     assert set(mirrors) == {("durable", "eu"), ("durable", "apac"), ("everything", "eu")}
     for at, row in mirrors.items():
         assert row["source"] == "na" and row["failed"] == row["lost"] == 0
-        if at != ("durable", "eu"):  # whose mirror was killed, perhaps before it said what it had copied
-            assert row["copied_bytes"] > 0
+        if at[0] != "durable":  # whose keepers are killed: in these few seconds nobody takes over
+            assert row["copied_bytes"] > 0, row
             assert 0 <= row["lag_p50_s"] <= row["lag_p99_s"] <= row["lag_max_s"]
     assert {row["region"] for row in found["keepers"]} == {"na", "eu"}
     report.print_report(found)

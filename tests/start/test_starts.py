@@ -66,7 +66,9 @@ def test_nobody_needs_no_options(group: Group, machine: Machine) -> None:
     assert daemon.stop() == 0
     (arena,) = arenas(machine, NOBODY)
     (said,) = (line for line in map(json.loads, daemon.log().splitlines()) if "to_free_it" in line)
-    assert said["to_free_it"] == f"kvstore arena rm {arena['instance']}" and said["in_memory"].startswith("66")
+    assert said["to_free_it"] == f"kvstore arena rm {arena['instance']}" and said["in_memory"].startswith(
+        "66"
+    )
     again = machine.serve(uid=NOBODY, group=small)
     assert "arena adopted" in again.log()
     refused = machine.run("arena", "rm", str(arena["instance"]), uid=NOBODY)

@@ -217,7 +217,7 @@ def test_wrong_usage_is_one_line(place: Place) -> None:
     """Exit code 2 for what is no address or turned off, 1 for a port that is taken, each with one line."""
     for arguments, said in (
         (["--listen=nowhere"], 'kvstore: --listen: web.listen = "nowhere": allowed are ADDRESS:PORT'),
-        (["--listen="], 'kvstore: web: web.listen is "", which turns it off'),
+        (["--listen="], "kvstore: web: argument --listen: is empty"),
         (["--set=web.listen=x:1"], "allowed are ADDRESS:PORT, [ADDRESS]:PORT and localhost:PORT"),
     ):
         done = kvstore("web", *arguments)

@@ -31,6 +31,7 @@ from replication.feed.snapshots import Snapshots
 from replication.formats import nodes, orders
 from replication.formats.announced import Announced
 from replication.formats.carried_out import read_carried_out
+from replication.formats.doubts import put_doubts
 from replication.formats.keeping import Holder, put_stuck
 from replication.formats.manifests import encode, read_manifest
 from replication.formats.mirror_state import MIRRORS, MirrorState, encode_state, read_mirrors
@@ -133,6 +134,7 @@ class World:
         await way.put(intent_name(manifest, "me"), encode(manifest))
         await way.put(COLLECTING + "b" * 16, encode_lock(Lock(60.0)))
         await put_stuck(way, Holder("c" * 16, "somewhere", is_mirror=False))
+        await put_doubts(way, "one", [b"d" * 16])
 
     async def look(self) -> None:
         """What those read who ask: each leaves out what it cannot read, or says so in its one kind of error."""
