@@ -15,11 +15,11 @@ from benchmarks.drill.buckets import BucketRefuses
 from benchmarks.drill.disks import DiskRemoved
 from benchmarks.drill.drill import GONE_S_MAX, LINES_MAX, NAMED_S_MAX, PAUSE_S, count_lines, kinds, named
 from benchmarks.drill.fault import Fault
-from benchmarks.drill.machine import CertificateExpired, ClockWrong, DaemonStopped, PortTaken
+from benchmarks.drill.machine import ClockWrong, DaemonStopped
 from benchmarks.drill.node import Node
 from benchmarks.drill.surfaces import SURFACES
 
-SHARE = (DiskRemoved, BucketRefuses, ClockWrong, CertificateExpired, PortTaken, DaemonStopped)
+SHARE = (DiskRemoved, BucketRefuses, ClockWrong, DaemonStopped)
 
 
 @pytest.fixture

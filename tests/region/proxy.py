@@ -32,10 +32,10 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        server = asyncio.run_coroutine_threadsafe(
+        self._server = asyncio.run_coroutine_threadsafe(
             asyncio.start_server(self._serve, "127.0.0.1", 0), self._loop
         ).result(10)
-        self.port: int = server.sockets[0].getsockname()[1]
+        self.port: int = self._server.sockets[0].getsockname()[1]
 
     @property
     def endpoint(self) -> str:
@@ -47,10 +47,12 @@ class Proxy:
         self._thread.join(10)
 
     async def _hang_up(self) -> None:
-        served = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in served:
-            task.cancel()
-        await asyncio.gather(*served, return_exceptions=True)
+        self._server.close()
+        await asyncio.sleep(0)  # who was let in just now is served by a task of its own
+        while served := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in served:
+                task.cancel()
+            await asyncio.gather(*served, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):

@@ -180,7 +180,8 @@ def _data_dir_replaced(place: Place) -> None:
 
 def _nvme_removed(place: Place) -> None:
     (place.path / "nvme0").rename(place.path / "aside")  # at once: the daemon may be making a file in it
-    shutil.rmtree(place.path / "aside")
+    while (place.path / "aside").exists():  # where it makes one just then
+        shutil.rmtree(place.path / "aside", ignore_errors=True)
 
 
 def _nvme_emptied(place: Place) -> None:
