@@ -211,8 +211,10 @@ class Service:
 
     def _keeps_arena(self) -> bool:
         """A start that failed is no clean stop: what an earlier daemon left stays, a new arena goes. An empty one is worth nothing."""
-        keep = self.config.dram.keep_on_stop if self._has_served else self.storage.arena.adopted
-        return keep and self.storage.arena.stats().used_bytes > 0
+        arena = self.storage.arena
+        if not self._has_served:
+            return arena.adopted
+        return self.config.dram.keep_on_stop and arena.stats().used_bytes > 0
 
     def _end_children(self, for_good: bool = False) -> None:
         """for_good: wait for their end."""
