@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from kvstore.constants import PREFILL_TOKENS_PER_S_MIN, STEP_BLOCKS, TICKETS_OPEN_MAX
+from kvstore.constants import PREFILL_TOKENS_PER_S_MIN, TICKETS_OPEN_MAX
 from kvstore.index import forest
 from kvstore.index.block import Block, Namespace
 from kvstore.index.evicted import Evicted
@@ -34,6 +34,7 @@ from kvstore.steps import Steps
 
 # Blocks that booking a lookup looks at; of longer prompts every second, third and so on.
 BOOK_LOOKS_MAX = 1024
+JUDGE_STEP_BLOCKS = 250  # judged between two yields: why one is missing takes longer than a look
 TOTALS_SAVE_INTERVAL_S = 5.0  # what a kill may lose
 
 Piece = tuple[int, int]  # tokens, outcome
@@ -186,7 +187,7 @@ class Accounts:
         """The outcome of each block of a lookup, exactly; `book` takes a sample of long ones."""
         judged: list[int] = []
         size, count = namespaces[0].hash_bytes, len(hashes) // namespaces[0].hash_bytes
-        piece = max(1, STEP_BLOCKS // len(namespaces))
+        piece = max(1, JUDGE_STEP_BLOCKS // len(namespaces))
         why = outcomes.NEVER_SEEN
         for part, (first, end) in enumerate(pairwise(_bounds(found, count))):
             for start in range(first, end, piece):
