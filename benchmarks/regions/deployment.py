@@ -33,18 +33,15 @@ PACKS = "packs/"
 class Deployment:
     """regions: the first one produces, the others copy from it."""
 
-    def __init__(
-        self, name: str, regions: Sequence[str], s3: S3, home: Path, skew_s: float, late_skew_s: float
-    ) -> None:
-        """home: made, for its files. skew_s: how much clocks differ, and late_skew_s, for a cluster that begins after a
-        pause. Makes the buckets; raises DaemonError."""
+    def __init__(self, name: str, regions: Sequence[str], s3: S3, home: Path, skew_s: float) -> None:
+        """home: made, for its files. skew_s: how much clocks differ. Makes the buckets; raises DaemonError."""
         self.name = name
         self.regions = tuple(regions)
         self._home = home
         self._s3 = s3
+        self._skew_s = skew_s
         home.mkdir()
         self.file = self._write("regions.toml", skew_s)
-        self._late_file = self._write("late.toml", late_skew_s)
         for region in regions:
             s3.make_bucket(self._bucket(region))
             kvstore("region", "init", region, "--regions", self.file)
@@ -55,12 +52,13 @@ class Deployment:
         arenas: Path,
         arena_bytes: int,
         rule: Settings,
-        late: bool = False,
+        late_s: float = 0.0,
         spare: bool = False,
     ) -> Daemon:
-        """A daemon in a region, new each time. spare: a second one. Raises DaemonError."""
-        file = self._late_file if late else self.file
-        home = self._home / f"{region}{'-new' if late else ''}{'-spare' if spare else ''}"
+        """A daemon in a region, new each time. late_s: it begins after a pause that counts as none. spare: a second one.
+        Raises DaemonError."""
+        file = self._write("late.toml", self._skew_s + late_s) if late_s else self.file
+        home = self._home / f"{region}{'-new' if late_s else ''}{'-spare' if spare else ''}"
         return start(home, arenas, arena_bytes, {**rule, "regions_file": str(file), "region": region})
 
     def mirror(self, region: str) -> Mirror:

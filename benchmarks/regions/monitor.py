@@ -6,6 +6,7 @@ Asked as an operator asks, with the credentials of the buckets only.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +27,11 @@ class Pair:
 
 
 class Monitor:
-    """Looks now and then. Context manager; pairs: by deployment and the region that copies."""
+    """Looks now and then. Context manager; pairs: by deployment and the region that copies. look_s: how long the latest one took."""
 
     def __init__(self, deployments: Sequence[Deployment]) -> None:
         self.pairs: dict[tuple[str, str], Pair] = {}
+        self.look_s = 0.0
         self._deployments = deployments
         self._guard = threading.Lock()
         self._end = threading.Event()
@@ -38,12 +40,14 @@ class Monitor:
     def look(self) -> None:
         """Raises DaemonError."""
         with self._guard:
+            begun_s = time.monotonic()
             for deployment in self._deployments:
                 for status in deployment.mirror_status():
                     name = deployment.name, status["region"]
                     pair = self.pairs.setdefault(name, Pair(status["source"], status))
                     pair.status = status
                     pair.rpo_s_max = max(pair.rpo_s_max, status.get("oldest_age_s") or 0.0)
+            self.look_s = time.monotonic() - begun_s
 
     def __enter__(self) -> Monitor:
         self._thread.start()
