@@ -136,6 +136,7 @@ soak: venv
 		$(addprefix tests/coldstart/test_,preload_command.py model_command.py) $(addprefix tests/kill/test_,models.py model_loads.py)
 	ATTACKS=1 INPUTS=2000 $(VENV)/python -m pytest -q -s --timeout=0 tests/rpc/test_attacks.py tests/security/test_garbage.py
 	PAIRS=$(PAIRS) $(VENV)/python -m pytest -q --timeout=0 $(addprefix tests/vllm/test_,identity_engines.py data_parallel.py compile_caches.py)
+	SWEEP=1 $(VENV)/python -m pytest -q --timeout=0 tests/cli/test_sweep.py
 	$(VENV)/python -m benchmarks.envelope
 
 clean:
