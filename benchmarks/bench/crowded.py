@@ -273,8 +273,14 @@ class _With(Lazy):
 def crowded_turns(blocks: int, arena_path: Path) -> dict[str, float]:
     """The slowest turn of each kind of work, in ms."""
     held = Held()
-    crowd = Crowd(blocks, arena_path, held)
     heap.freeze()  # as a daemon does
+    work_through(blocks, arena_path, held)
+    return {work: round(1e3 * slowest_s, 2) for work, slowest_s in held.slowest_s.items()}
+
+
+def work_through(blocks: int, arena_path: Path, held: Held) -> None:
+    """Every kind of work, in a node of so many blocks."""
+    crowd = Crowd(blocks, arena_path, held)
     try:
         for work in (
             _adoption,
@@ -292,7 +298,6 @@ def crowded_turns(blocks: int, arena_path: Path) -> dict[str, float]:
             work(crowd)
     finally:
         crowd.close()
-    return {work: round(1e3 * slowest_s, 2) for work, slowest_s in held.slowest_s.items()}
 
 
 def _adoption(crowd: Crowd) -> None:

@@ -9,8 +9,8 @@ it fast; the sweep makes it sure: it asks for every pack that the source's catal
 
 The source is only read. Of memory it takes JOBS_MAX jobs; what is heard beyond that is left to a sweep.
 
-`complete_s` trusts no clock but our own: what is heard now was not there when the feed was last read to its end, with all heads
-listed: news are not as young as that. What a writer says is believed where it fits that.
+`complete_s` does not depend on the clocks of writers. What is heard now was not there yet when the feed was last read to its end with
+all heads listed: it is younger than that. A writer's own time is believed where it lies between that moment and now.
 """
 
 from __future__ import annotations

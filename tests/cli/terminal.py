@@ -17,12 +17,14 @@ from tests.running import TIMEOUT_S, environment
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def on_terminal(columns: int, *words: str | Path, answer: str = "") -> tuple[int, str]:
-    """The exit code, and all that was shown, without styles. answer: what is typed."""
+def on_terminal(
+    columns: int, *words: str | Path, answer: str = "", term: str = "xterm", with_styles: bool = False
+) -> tuple[int, str]:
+    """The exit code, and all that was shown. answer: what is typed. term: what the terminal is called."""
     ours, theirs = pty.openpty()
     try:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        environ = environment(TERM="xterm")
+        environ = environment(TERM=term)
         environ.pop("COLUMNS", None)
         process = subprocess.Popen(
             [sys.executable, "-m", "kvstore", *map(str, words)],
@@ -36,7 +38,8 @@ def on_terminal(columns: int, *words: str | Path, answer: str = "") -> tuple[int
         shown = b""
         while piece := _read(ours):
             shown += piece
-        return process.wait(TIMEOUT_S), STYLE.sub("", shown.decode()).replace("\r\n", "\n")
+        text = shown.decode().replace("\r\n", "\n")
+        return process.wait(TIMEOUT_S), text if with_styles else STYLE.sub("", text)
     finally:
         os.close(ours)
 

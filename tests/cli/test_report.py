@@ -618,6 +618,16 @@ def test_a_time_and_another_beside_it(filled: Place) -> None:
     assert "missed most for" in told
 
 
+def test_what_was_before_all_time(place: Place, serve: Serve) -> None:
+    """A time that would be before 1970, as with a clock that was never set, is 1970: nothing was counted then."""
+    serve(place)
+    words = ["report", "-o", "json", "--since", "1970-01-02", "--socket", place.socket]
+    for against in ("90d", "yesterday", "before"):
+        done = kvstore(*words, "--against", against)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["against"]["since_s"] == 0
+
+
 def test_an_empty_report_says_so(place: Place, serve: Serve) -> None:
     """A fresh daemon: exit code 0 and a plain sentence, in words and in figures."""
     serve(place)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.constants import TENANT_CHARS_MAX
+from tests.cli.terminal import STYLE, on_terminal
 from tests.running import ROOT, TIMEOUT_S, environment, kvstore
 
 
@@ -152,3 +153,13 @@ def test_a_closed_stdin_is_said() -> None:
     """`explain -` has nothing to read there."""
     done = shell("kvstore explain - <&-")
     assert (done.returncode, done.stderr) == (2, "kvstore: explain: -: stdin is closed\n")
+
+
+@pytest.mark.parametrize("term", ["", "unknown", "dumb"])
+def test_a_terminal_of_which_nothing_is_known(trace: Path, term: str) -> None:
+    """It gets the same lines, without a single style."""
+    words = ["replay", trace, "--capacity", "2"]
+    code, plain = on_terminal(120, *words, term=term, with_styles=True)
+    assert code == 0 and "\x1b" not in plain
+    code, styled = on_terminal(120, *words, with_styles=True)
+    assert code == 0 and STYLE.search(styled)

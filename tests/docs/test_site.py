@@ -74,6 +74,6 @@ def test_architecture_names_every_room_and_package() -> None:
     rooms = re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE)
     assert rooms == [room for room in ROOMS if (ROOT / room).is_dir()]
     table = text[text.index("| package | what it is responsible for |") :]
-    named = re.findall(r"\[(\w+)/\]\(\.\./kvstore/\1\)", table[: table.index("**Where is")])
+    named = re.findall(r"\[(\w+)/\]\(\.\./kvstore/\1\)", table[: table.index("## Where is")])
     there = {path.parent.name for path in (ROOT / "kvstore").glob("*/__init__.py")}
     assert named == list(reversed(PACKAGES["kvstore"])) and set(named) == there

@@ -216,11 +216,12 @@ def test_no_key_and_no_token_is_shown_anywhere(
         assert not [text for text in shown if secret in text]
 
 
-def test_every_promise_names_a_test_that_is_there() -> None:
-    """Whatever docs/security.md says is attacked is attacked by a test of that name, in the file that it links."""
-    page = (ROOT / "docs/security.md").read_text()
+@pytest.mark.parametrize("page", ["security", "faults"])
+def test_every_promise_names_a_test_that_is_there(page: str) -> None:
+    """Whatever a page says is tried is tried by a test of that name, in the file that it links."""
+    text = (ROOT / f"docs/{page}.md").read_text()
     linked, found = "", 0
-    for link, name in re.findall(r"\.\./(tests/[\w/]+\.py)|`(test_\w+)`", page):
+    for link, name in re.findall(r"\.\./(tests/[\w/]+\.py)|`(test_\w+)`", text):
         linked = link or linked
         found += bool(name)
         assert not name or f"def {name}(" in (ROOT / linked).read_text(), (linked, name)

@@ -104,8 +104,10 @@ def _compare(args: argparse.Namespace, since_s: float, until_s: float, chosen: l
     shift_s = _shift(args.against, min(until_s, time.time()) - since_s)
 
     def question(client: Client) -> tuple[Document, Document]:
-        then = report.document(client.report(since_s - shift_s, min(until_s, time.time()) - shift_s), 0)
-        is_whole_hours = then["since_s"] == hour_of(since_s - shift_s)
+        then_s = max(0.0, since_s - shift_s)
+        until_then_s = max(0.0, min(until_s, time.time()) - shift_s)
+        then = report.document(client.report(then_s, until_then_s), 0)
+        is_whole_hours = then["since_s"] == hour_of(then_s)
         begin_s = hour_of(since_s) if is_whole_hours else since_s  # like with like
         return report.document(client.report(begin_s, until_s), begin_s), then
 
