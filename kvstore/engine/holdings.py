@@ -33,7 +33,7 @@ Group = tuple[str, str, str]  # model, tenant, adapter
 
 
 class Kind(NamedTuple):
-    """Engines of a model and tenant of which there are others. fields: that tell them apart; said: what they have in them."""
+    """One of several kinds of engines of a model and tenant. fields: those that tell the kinds apart; said: what this one has there."""
 
     model: str
     tenant: str
@@ -43,8 +43,7 @@ class Kind(NamedTuple):
 
 
 class Holdings:
-    """Of one engine. latest: what the last look found; kinds: then, the namespaces of each kind that is not the only one of its model
-    and tenant."""
+    """Of one engine, as the last look found them. kinds: with their namespaces, where a model and tenant have several."""
 
     def __init__(self, namespaces: NamespaceRegistry, quotas: Quotas, background: Background) -> None:
         self.latest: list[answers.Holding] = []

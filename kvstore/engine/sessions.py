@@ -90,8 +90,8 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class WriteLease:
-    """Slots that one client fills: of the run `hashes`, which goes on behind `parent`, some positions. columns:
-    checksums of those that other clients have filled for it. erasures: of its namespace when it began."""
+    """Slots that one client fills, for some positions of the run `hashes`, which follows on `parent`. columns: checksums of
+    those that other clients have filled for it. erasures: how many its namespace had seen when it began."""
 
     number: int
     namespace: Namespace

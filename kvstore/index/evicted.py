@@ -36,7 +36,7 @@ class Evicted:
         self._words = array("I", bytes(4 * keys_max))
 
     def note(self, names: Iterable[int], why: int) -> None:
-        """The blocks that `Namespace.names_of` calls so are gone; `why` is the outcome of a later lookup."""
+        """These blocks are gone. names: of `Namespace.names_of`; why: the outcome of a later lookup."""
         words, count = self._words, len(self._words)
         for name in names:
             words[name % count] = name >> _KEPT_SHIFT & _KEPT_MASK | why

@@ -54,8 +54,8 @@ def _halve(namespace: Namespace, hashes: bytes, count: int) -> int:
 
 
 def _before_stale(namespace: Namespace, hashes: bytes, count: int) -> int:
-    """How many of the first `count` come before the first one that is not rooted, and whose children may not know it:
-    between a gap and a block that is still marked as rooted there is one, and before it there is none."""
+    """How many of the first `count` come before a stale one that is not rooted. Behind a gap there is always such a block in front
+    of the first block that is still marked as rooted."""
     stale = namespace.stale
     asked = split_hashes(hashes[: count * namespace.hash_bytes], namespace.hash_bytes)
     if not stale.keys().isdisjoint(asked):
@@ -66,8 +66,8 @@ def _before_stale(namespace: Namespace, hashes: bytes, count: int) -> int:
 
 
 def shown(namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"") -> int:
-    """How many of these consecutive hashes come before the first one that is hidden; while anything is, what is held and not rooted
-    is, too: it may be behind that. parent: the hash before them."""
+    """How many of these consecutive hashes come before the first hidden one. While anything is hidden, what is held and not rooted
+    counts as hidden: it may lie behind that. parent: the hash before them."""
     hidden = namespace.hidden
     if not hidden:
         return len(hashes)
@@ -315,8 +315,8 @@ def _turned(block: Block) -> None:
 
 
 def spread(namespace: Namespace, looks: int) -> None:
-    """Update ROOTED of some descendants of blocks that came or went, those of the latest block first. Each
-    does as its parent does now, whatever happened meanwhile; a child that came meanwhile knows it from its parent."""
+    """Update ROOTED of some descendants of blocks that came or went, those of the latest block first. Each takes it
+    from what its parent is now, whatever happened meanwhile; a child that came meanwhile has it from its parent already."""
     stale = namespace.stale
     while stale and looks > 0:
         block_hash, (block, children) = stale.popitem()

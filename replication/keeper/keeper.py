@@ -151,7 +151,7 @@ class Keeper:
             self._woken.clear()
 
     async def _learn_clock(self) -> None:
-        """News tell it for nothing, but not at once, and not to who was wrong about it, or has no news."""
+        """News tell it for nothing, but later, and not where it was wrong before or where there are no news."""
         if self.clock.is_sure or passed_s() < self._learned_s:
             return
         self._learned_s = passed_s() + (CLOCK_AGAIN_S if self.clock.is_known else 0.0)

@@ -69,8 +69,8 @@ class Ways(NamedTuple):
 
 
 class Carrying(ABC):
-    """Carrying out the jobs of one source, of packs or of models. lost: announced there and gone; lost_names: the latest of these,
-    for people."""
+    """Carries out the jobs of one source, of packs or of models. lost: how many were announced there and are gone; lost_names: the
+    latest of them, for people."""
 
     def __init__(
         self,

@@ -269,7 +269,7 @@ def _age_s(now_s: float, complete_s: float) -> float | None:
 
 
 def _is_news(state: MirrorState, written: MirrorState) -> bool:
-    """Whether more has changed than how old everything is, or that is much younger now: who was cut off has caught up."""
+    """Whether anything but the age has changed, or the age has fallen much: a mirror that was cut off has caught up."""
     fields = (
         "identity", "problem", "watermark", "is_sweeping", "pending", "failed", "lost", "copied_packs",
         "copied_models", "model_left_bytes",

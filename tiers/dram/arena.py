@@ -246,12 +246,12 @@ class Arena:
         return [] if is_busy or not self._pool.slot_bytes[slab] else self._pool.undrained(slab)
 
     def is_locked(self, slot: int) -> bool:
-        """Whether a process says by its lock that it uses the slab of a model, whatever daemon let it."""
+        """Whether a process uses the slab of a model, as its lock says; it may have begun under an earlier daemon."""
         return locks.is_locked(self._files.data_fd, USERS_BASE + (slot >> 16))
 
     def wrong_of_slabs(self, known: Set[int]) -> str:
-        """What is not true if models have these slots, in words; "" if nothing is: others they may have had, and their
-        writers are waited for."""
+        """What is wrong, in words, where models have these slots and no others; "" if nothing is. A slab that a model had is
+        right as long as its writer is waited for."""
         lost = self._lent - known
         if known <= self._lent and lost <= self.owners.slots():
             return ""
