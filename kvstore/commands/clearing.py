@@ -23,11 +23,11 @@ from kvstore.commands.rule_names import one_namespace
 from kvstore.constants import CLEARS_MAX, EXPIRY_LOOKS, EXPIRY_SLICE_S, RETENTION_DELETE_ROWS
 from kvstore.errors import BadRequest, LimitExceeded, NotFound, NotReady
 from kvstore.index.block import Block, Namespace
+from kvstore.index.forest import all_leaves_first, leaves_first
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
 from kvstore.residency.residency import Residency
-from kvstore.retention.expiry import leaves_first
 from kvstore.retention.quotas import tenant_of
 from kvstore.retention.rules import Book
 
@@ -76,7 +76,7 @@ class Task:
             if self.block_hash:
                 yield from leaves_first([namespace.blocks.get(self.block_hash)])
             else:
-                yield from leaves_first(b if b.parent is None else None for b in namespace.blocks.walk())
+                yield from all_leaves_first(namespace)
 
     def cleared_all(self, rows_left: int) -> Cleared:
         """The answer."""

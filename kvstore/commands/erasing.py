@@ -23,11 +23,11 @@ from typing import NamedTuple
 
 from kvstore.constants import EXPIRY_LOOKS
 from kvstore.index.block import Block, Namespace
+from kvstore.index.forest import all_leaves_first, leaves_first
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_ANY
 from kvstore.residency.residency import Residency
-from kvstore.retention.expiry import all_leaves_first, leaves_first
 from replication.formats.tombstones import Tombstone
 from tiers.namespace_spec import NamespaceSpec
 

@@ -52,7 +52,7 @@ from kvstore.health.breakeven import BreakEven
 from kvstore.health.write_budget import WriteBudget
 from kvstore.index import forest
 from kvstore.index.block import ROOTED, Block, Namespace
-from kvstore.index.namespaces import NamespaceRegistry, drop_some
+from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.index.prompts import Prompts
 from kvstore.index.slots import Slots
 from kvstore.io_pool import Io
@@ -243,13 +243,9 @@ class Engine(Parts):
 
     def drop_ended(self) -> bool:
         """Drop some blocks of ended namespaces, for about a millisecond; whether there is more to do at once."""
-        namespace = self.namespaces.ended()
-        if namespace is None or self.retention.is_behind:
-            return False
-        if drop_some(namespace, lambda block: self.blocks.drop(block, outcomes.EXPIRED)):
-            return True
-        self.namespaces.postpone()
-        return False
+        return not self.retention.is_behind and self.namespaces.drop_some(
+            lambda block: self.blocks.drop(block, outcomes.EXPIRED)
+        )
 
     # -- reading --
 

@@ -19,9 +19,9 @@ down. Until then they wait in `Namespace.stale`:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from kvstore.constants import STEP_BLOCKS
+from kvstore.constants import EXPIRY_LOOKS, STEP_BLOCKS
 from kvstore.index.block import NVME_SHIFT, ROOTED, WITHOUT, Block, Children, Namespace, dram_bits, nvme_bits
 from kvstore.protocol.residency_bits import BROKEN_PREFIX, IN_ANY, IN_DRAM, IN_NVME, WRITING
 from kvstore.steps import Steps
@@ -379,3 +379,28 @@ def check_children(block: Block) -> Steps[list[str]]:
         bool(children.where & bit) != bool(counted[bit]) for bit in (IN_DRAM, IN_NVME)
     )
     return [f"index: block {block.hash[:8].hex()}: counts of children are wrong"] if wrong else []
+
+
+def all_leaves_first(namespace: Namespace) -> Iterator[Block | None]:
+    return leaves_first(top if top.parent is None else None for top in namespace.blocks.walk())
+
+
+def leaves_first(tops: Iterable[Block | None]) -> Iterator[Block | None]:
+    """What hangs on each of these blocks, and then the block itself, while blocks come and go; now and then None, so
+    that the caller never waits long for the next one. Blocks that get another place meanwhile may be missed."""
+    steps = 0
+    for top in tops:
+        path = [(top, top.each_child())] if top is not None else []
+        while True:
+            steps += 1
+            if steps % EXPIRY_LOOKS == 0:
+                yield None
+            if not path:
+                break
+            block, children = path[-1]
+            child = next(children, None)
+            if child is not None:
+                path.append((child, child.each_child()))
+            else:
+                path.pop()
+                yield block

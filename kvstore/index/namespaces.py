@@ -23,13 +23,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 
 import msgspec
 
-from kvstore.constants import MIB, NAMESPACES_MAX
+from kvstore.constants import EXPIRY_LOOKS, MIB, NAMESPACES_MAX
 from kvstore.errors import NamespaceConflict, UnknownNamespace
+from kvstore.index import forest
 from kvstore.index.block import Block, Namespace
 from kvstore.protocol.residency_bits import IN_ANY
 from tiers.base import KEY_BYTES_MAX, NAMESPACE_BYTES
@@ -40,7 +40,7 @@ from tiers.reading import Unreadable, as_json, read_json
 
 NAMESPACES_FILE_BYTES_MAX = 512 * MIB  # as many with as long names as may be registered: never so much
 NAMESPACE_DROP_BLOCKS = 100  # of an ended namespace, dropped in one go: about a millisecond
-NAMESPACE_DROP_LOOKS = 2000  # steps down to leaves in one go, when blocks are in use
+NAMESPACE_DROP_LOOKS = 2000  # blocks that are looked at in one go
 NAMESPACES_ENDED_MAX = 1024  # of the last that were ended: a start does not adopt what is left of them
 NAMESPACES_UNUSED_MAX = (
     64  # without a block, and registered by no connection any more: the last ones stay known
@@ -58,6 +58,7 @@ class NamespaceRegistry:
         self._by_id: dict[int, Namespace] = {}
         self._next_id = 0
         self._ended: deque[Namespace] = deque()
+        self._dropping: tuple[Namespace, Iterator[Block | None]] | None = None
         self._unused: dict[int, Namespace] = {}  # by id, those that were let go last; the longest ago first
         self._never_adopted: dict[bytes, None] = {}  # digests of the last that were ended, in this order
         self.changed = False  # `save` has something to do
@@ -152,9 +153,26 @@ class NamespaceRegistry:
             del self._by_id[namespace.id], self._by_digest[namespace.digest]
         return None
 
-    def postpone(self) -> None:
-        """What `ended` says is in use now: the next one's turn."""
-        self._ended.rotate(-1)
+    def drop_some(self, drop: Callable[[Block], bool]) -> bool:
+        """Drop some blocks of an ended namespace; whether there is more to do at once. drop: forgets a block, or says that it is
+        in use. Leaves go first, because a block that others hang on costs a walk over all of them."""
+        namespace = self.ended()
+        if namespace is None:
+            return False
+        if self._dropping is None or self._dropping[0] is not namespace:
+            self._dropping = namespace, forest.all_leaves_first(namespace)
+        dropped = looks = 0
+        for block in self._dropping[1]:
+            looks += 1 if block is not None else EXPIRY_LOOKS
+            dropped += (
+                block is not None and block.children is None and bool(block.where & IN_ANY) and drop(block)
+            )
+            if dropped == NAMESPACE_DROP_BLOCKS or looks >= NAMESPACE_DROP_LOOKS:
+                return True
+        self._dropping = None
+        if not dropped:  # what is left is in use now: the next one's turn
+            self._ended.rotate(-1)
+        return dropped > 0
 
     def found(self, key: bytes, record_bytes: int, columns: bytes = b"") -> Namespace | None:
         """The namespace of a key that a tier holds; added if only the tier knows it.
@@ -265,26 +283,3 @@ def _shape(spec: NamespaceSpec) -> str:
     """What all registrations of a namespace must agree on, for people too."""
     columns = described(spec.columns, spec.record_bytes)
     return f"record_bytes={spec.record_bytes} hash_bytes={spec.hash_bytes} columns={columns}"
-
-
-def drop_some(namespace: Namespace, drop: Callable[[Block], bool]) -> int:
-    """Drop up to NAMESPACE_DROP_BLOCKS blocks of an ended namespace. Returns how many were dropped.
-
-    drop: forgets a block, or says that it is in use. Leaves go first, because a block that others
-    hang on costs a walk over all of them.
-    """
-    dropped = looks = 0
-    for block in list(islice(namespace.blocks.values(), NAMESPACE_DROP_BLOCKS)):
-        leaf: Block | None = block
-        while leaf is not None and leaf.children is not None:
-            leaf = next(leaf.each_child())
-            looks += 1
-        while leaf is not None and leaf.children is None and leaf.where & IN_ANY:
-            above = leaf.parent
-            if dropped == NAMESPACE_DROP_BLOCKS or not drop(leaf):
-                break
-            dropped += 1
-            leaf = above
-        if dropped == NAMESPACE_DROP_BLOCKS or looks > NAMESPACE_DROP_LOOKS:
-            break
-    return dropped

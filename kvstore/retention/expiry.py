@@ -26,14 +26,14 @@ the parent is in `newer`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
 from kvstore.constants import EXPIRY_LOOKS, STEP_BLOCKS
 from kvstore.index.block import Block, Namespace
-from kvstore.index.forest import split_hashes
+from kvstore.index.forest import all_leaves_first, split_hashes
 from kvstore.index.table import BlockTable
 from kvstore.protocol.residency_bits import IN_ANY
 from kvstore.retention.clock import Clock
@@ -343,28 +343,3 @@ def _is_held(block: Block | None) -> bool:
 
 def _no_rows(blocks: Sequence[Block], found: Callable[[Sequence[int]], None]) -> None:
     found([0] * len(blocks))
-
-
-def all_leaves_first(namespace: Namespace) -> Iterator[Block | None]:
-    return leaves_first(top if top.parent is None else None for top in namespace.blocks.walk())
-
-
-def leaves_first(tops: Iterable[Block | None]) -> Iterator[Block | None]:
-    """What hangs on each of these blocks, and then the block itself, while blocks come and go; now and then None, so
-    that the caller never waits long for the next one. Blocks that get another place meanwhile may be missed."""
-    steps = 0
-    for top in tops:
-        path = [(top, top.each_child())] if top is not None else []
-        while True:
-            steps += 1
-            if steps % EXPIRY_LOOKS == 0:
-                yield None
-            if not path:
-                break
-            block, children = path[-1]
-            child = next(children, None)
-            if child is not None:
-                path.append((child, child.each_child()))
-            else:
-                path.pop()
-                yield block

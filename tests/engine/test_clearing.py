@@ -12,6 +12,7 @@ import pytest
 from kvstore.commands import clearing
 from kvstore.engine.engine import Engine
 from kvstore.errors import BadRequest, LimitExceeded, NotFound, NotReady, UnknownNamespace
+from kvstore.index import namespaces
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_ANY
@@ -255,4 +256,33 @@ def test_a_block_on_its_way_to_nvme_is_cleared_as_well(tmp_path: Path) -> None:
     assert told["blocks"] == len(node.held) + 1 == told["cleared_blocks"]
     assert not any(b.where & IN_ANY for n in node.engine.namespaces for b in n.blocks.values())
     assert all(row is None for row in node.device.rows(range(400)))
+    assert node.engine.check() == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_ended_namespace_goes_piece_by_piece(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However deep its trees, a few blocks are looked at in one go; what is in use goes later, and nothing of others does."""
+    monkeypatch.setattr(namespaces, "NAMESPACE_DROP_LOOKS", 16)
+    monkeypatch.setattr(namespaces, "NAMESPACE_DROP_BLOCKS", 3)
+    node = Node(tmp_path, random.Random(seed))
+    used_at = max(node.paths(0), key=len)
+    lease = node.engine.acquire(node.session, node.spaces[0], block(used_at), lambda _: None)
+    node.io.run()
+    node.engine.end_namespace(node.spaces[0])
+    for _ in range(1000):
+        held = len(node.still())
+        is_more = node.engine.drop_ended()
+        assert held - len(node.still()) <= 3
+        node.io.run()
+        if not is_more:
+            break
+    assert {path for w, path in node.still() if w == 0} == {
+        used_at[:end] for end in range(1, len(used_at) + 1)
+    }
+    node.engine.release(node.session, lease.number)
+    while node.engine.drop_ended():
+        node.io.run()
+    assert node.still() == {(w, path) for w, path in node.held if w == 1}
     assert node.engine.check() == []

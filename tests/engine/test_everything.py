@@ -72,6 +72,7 @@ TIGHT = {
     (accounts, "TICKETS_OPEN_MAX"): 3,
     (totals, "TOTALS_ROWS_MAX"): 16,
     (expiry, "EXPIRY_LOOKS"): 3,
+    (forest, "EXPIRY_LOOKS"): 3,
     (expiry, "EXPIRY_FIND_BLOCKS"): 3,
     (expiry, "EXPIRY_CHILDREN_COMPARED"): 1,
     (expiry, "EXPIRY_SECONDS_SHARED"): 2,

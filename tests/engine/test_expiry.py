@@ -398,7 +398,8 @@ def put_each(node: Node, count: int, space: int = 0) -> None:
 
 def test_namespaces_take_turns(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all is over at once, the few of one namespace are gone long before the many of another."""
-    monkeypatch.setattr(expiry, "EXPIRY_LOOKS", 4)
+    for module in (expiry, forest):
+        monkeypatch.setattr(module, "EXPIRY_LOOKS", 4)
     node.ttl(60)
     node.ttl(60, space=2)
     put_each(node, 80)

@@ -10,7 +10,8 @@ import pytest
 
 from kvstore.engine.engine import Engine
 from kvstore.health.measuring import PROBE_PAUSE_S_MAX
-from kvstore.index.namespaces import NamespaceRegistry, drop_some
+from kvstore.index import forest
+from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.accounts import Asking, Found
 from kvstore.movement.shared import SharedLimits
 from kvstore.protocol import outcomes
@@ -86,8 +87,9 @@ class Node:
     def forget(self) -> None:
         """Empty DRAM, so that everything is asked of the levels again."""
         namespace = self.engine.namespaces.get(self.space)
-        while namespace.blocks:
-            drop_some(namespace, lambda block: self.engine.blocks.drop(block, outcomes.EXPIRED))
+        for block in forest.all_leaves_first(namespace):
+            if block is not None:
+                self.engine.blocks.drop(block, outcomes.EXPIRED)
 
     def tokens(self) -> dict[str, int]:
         (total,) = self.engine.accounts.totals.since(0.0)
