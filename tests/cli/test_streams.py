@@ -158,7 +158,7 @@ def test_a_closed_stdin_is_said() -> None:
 @pytest.mark.parametrize("term", ["", "unknown", "dumb"])
 def test_a_terminal_of_which_nothing_is_known(trace: Path, term: str) -> None:
     """It gets the same lines, without a single style."""
-    words = ["replay", trace, "--capacity", "2"]
+    words = ["replay", trace, "--policy", "lru"]
     code, plain = on_terminal(120, *words, term=term, with_styles=True)
     assert code == 0 and "\x1b" not in plain
     code, styled = on_terminal(120, *words, with_styles=True)
