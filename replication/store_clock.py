@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -28,7 +29,7 @@ log = logging.getLogger("replication.store_clock")
 class StoreClock:
     """Called, it says unix seconds by the store's clock; by our own while nothing is known. From any thread; `learn` from its loop's."""
 
-    def __init__(self, own: Callable[[], float], skew_s: float = float("inf")) -> None:
+    def __init__(self, own: Callable[[], float] = time.time, skew_s: float = float("inf")) -> None:
         """own: this machine's, unix seconds. skew_s: by which they may differ."""
         self._own = own
         self._skew_s = skew_s

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from coldstart.errors import ModelError, ModelMissing
 from replication.erasure.removed_models import Removal, put_removal
-from replication.feed.announcing import is_region
 from replication.formats.manifests import CACHES, MANIFESTS, Manifest, is_model_name, named, read_manifest
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectMissing
@@ -74,7 +73,7 @@ async def read(objects: Objects, wanted: str) -> Manifest:
 async def remove(objects: Objects, wanted: Published, removal: Removal | None = None) -> None:
     """A revision with its caches; without reading what they say. Done again, it removes what a kill left. removal: what stays in a
     region, so that nobody brings it back. Raises ObjectError."""
-    if removal is not None and await is_region(objects):
+    if removal is not None:
         await put_removal(objects, removal)
     caches = await published(objects, f"{wanted.model}/{wanted.revision}", CACHES)
     await objects.delete([one.object_name for one in caches])

@@ -35,6 +35,7 @@ from replication.erasure.removed_models import read_removal
 from replication.errors import Damaged
 from replication.feed.announcing import announce_in_region
 from replication.formats.announced_models import announced_model
+from replication.formats.keeping import store_now_s
 from replication.formats.manifests import (
     CHUNK_BYTES_MAX,
     Chunk,
@@ -207,16 +208,14 @@ async def store(objects: Objects, manifest: Manifest, read: Read, again: bool, p
         except ModelExists:
             await objects.delete([manifest.name])
             raise
-        await announce_in_region(
-            objects, announced_model(there or manifest), lambda: manifest.published_s, random.Random()
-        )
+        await announce_in_region(objects, announced_model(there or manifest), random.Random())
     return Stored(there or manifest, not is_new, len(missing), sum(chunk.size_bytes for chunk in missing))
 
 
 async def _require_not_removed(objects: Objects, manifest: Manifest) -> None:
     """Raises ModelExists, Damaged, ObjectError."""
-    removal = await read_removal(objects, manifest.model, manifest.revision, manifest.published_s)
-    if removal is not None:
+    removal = await read_removal(objects, manifest.model, manifest.revision, 0.0)
+    if removal is not None and await store_now_s(objects) < removal.watched_until_s:
         raise ModelExists(
             f"{objects.where}: {manifest.model}@{manifest.revision} was removed by {_words(removal.removed_by)} on"
             f" {_date(removal.removed_s)}, and its name is free from {_date(removal.watched_until_s)} on: choose another --revision"

@@ -63,7 +63,7 @@ class RegionLevel(SharedLevel, Generic[Reader]):
         self.refusal = ""  # … where waiting is no use: settings and bucket do not fit
         self.tried = threading.Event()  # the first try to join ended
         self._reply = reply
-        self._own_clock = time.time
+        self.clock: Callable[[], float] = time.time  # of the store, since it was joined; unix seconds
         self._reader: Reader | None = None
         self._status: dict[str, object] = {}
         self._wrong: list[Problem] = []  # as its reader said last
@@ -101,7 +101,7 @@ class RegionLevel(SharedLevel, Generic[Reader]):
         """Until it is cancelled, or something fails: then nothing of it goes on."""
         try:
             self._status = reader.status()
-            self._reader = reader
+            self._reader, self.clock = reader, reader.clock
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(reader.run())
                 tasks.create_task(self._keep_status(reader))
@@ -147,9 +147,7 @@ class RegionLevel(SharedLevel, Generic[Reader]):
         self.problems.note(self._region, problem, NOT_JOINED, NOT_JOINED_FIX)
 
     def now_s(self) -> float:
-        """Unix seconds by the clock of the store; by our own while nothing is joined."""
-        reader = self._reader
-        return self._own_clock() if reader is None else reader.clock()
+        return self.clock()
 
     @property
     def is_open(self) -> bool:

@@ -92,7 +92,7 @@ class Counts(msgspec.Struct, array_like=True):
 
 
 class _Void(msgspec.Struct, array_like=True, frozen=True):
-    """Until when what was announced of an id is void; when that was read, unix seconds by our clock."""
+    """Until when what was announced of an id is void; when that was read, unix seconds."""
 
     said_s: float
     read_s: float
@@ -108,7 +108,7 @@ class Catalogue:
         """clock: unix seconds; says only for how long removals are remembered. Raises CatalogueDamaged."""
         self.renewals = 0
         self.removed_by: Counter[str] = Counter()  # packs since the start, by the reasons of their removals
-        self._clock = clock
+        self.clock = clock
         self._rows = rows
         self._filter = Filter()
         self._read_all()
@@ -375,7 +375,7 @@ class Catalogue:
                 deletes.append(layout.MODEL + model.name.encode())
             elif one.id in voids and voids[one.id].said_s >= one.said_s:
                 continue
-            void = _Void(one.said_s, self._clock(), one.reason)
+            void = _Void(one.said_s, self.clock(), one.reason)
             puts.append((layout.VOID + one.id, msgspec.msgpack.encode(void)))
         self._rows.write(chain(puts, self._count_rows(counts)), deletes)
         self.removed_by += reasons
@@ -440,7 +440,7 @@ class Catalogue:
     def removed(self) -> Iterator[list[Removed]]:
         """All that is remembered, as `chunks`. What was read VOIDS_KEPT_S ago is forgotten: whoever has not said by now that it is
         there again, and had said so before, has been away for so long that others ask the bucket."""
-        start, end, before_s = layout.VOID, layout.behind(layout.VOID), self._clock() - VOIDS_KEPT_S
+        start, end, before_s = layout.VOID, layout.behind(layout.VOID), self.clock() - VOIDS_KEPT_S
         while found := self._rows.scan(start, end, CATALOGUE_CHUNK_PACKS):
             voids = [(key, layout.decoded(value, _Void)) for key, value in found]
             old = [key for key, void in voids if void.read_s < before_s]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from replication.feed.feed import FeedWriter, fresh_writer
 from replication.formats.announced_models import AnnouncedModel
+from replication.formats.keeping import store_now_s
 from replication.formats.region import MARKER
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectMissing
@@ -24,12 +25,11 @@ async def announce_models(
     await writer.announce((), models)
 
 
-async def announce_in_region(
-    objects: Objects, model: AnnouncedModel, clock: Callable[[], float], chance: random.Random
-) -> None:
-    """The same where the place is a region; elsewhere nobody reads feeds. Raises ObjectError."""
+async def announce_in_region(objects: Objects, model: AnnouncedModel, chance: random.Random) -> None:
+    """The same where the place is a region, by the clock of its store; elsewhere nobody reads feeds. Raises ObjectError."""
     if await is_region(objects):
-        await announce_models(objects, [model], clock, chance)
+        now_s = await store_now_s(objects)
+        await announce_models(objects, [model], lambda: now_s, chance)
 
 
 async def is_region(objects: Objects) -> bool:

@@ -297,7 +297,7 @@ class Snapshots:
         try:
             if (await self._objects.head(head_name(writer))).modified_s >= before_s:
                 return False
-            await self._objects.delete([head_name(writer)])
+            await self._delete([head_name(writer)])
         except ObjectMissing:
             pass
         except (ObjectDamaged, ObjectRefused) as error:

@@ -25,7 +25,6 @@ import asyncio
 import logging
 import random
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -81,7 +80,7 @@ class Keeper:
     ) -> None:
         """clock: that of the store; learned here."""
         self.problems = Problems(objects.where)
-        self.clock = clock or StoreClock(time.time)
+        self.clock = clock or StoreClock()
         self.news = NewsReader(objects, self.problems, self.clock)
         self._watch = Watch(objects)
         self._woken = asyncio.Event()

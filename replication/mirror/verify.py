@@ -6,7 +6,7 @@
                                                      ├─▶ deep: packs read, every checksum compared
                                                      └─▶ against another region: what the rules say, and is not here
 
-Without repair nothing is written. With it, what is gone is removed for everybody, by entries of the feed.
+Without repair nothing is written but the bell, which tells the store's clock. With it, what is gone is removed for everybody, by entries of the feed.
 Memory: a catalogue's, DEEP_PACKS packs.
 """
 
@@ -30,6 +30,7 @@ from replication.feed.snapshots import Snapshots
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced
 from replication.formats.announced_models import AnnouncedModel
+from replication.formats.keeping import clock_of
 from replication.formats.mirror_state import MIRRORS, source_of
 from replication.formats.region import Region, open_region
 from replication.formats.removed import Reason, Removed, Said, removed
@@ -97,12 +98,11 @@ class Outside:
         region: str,
         directory: Path,
         skew_s: float,
-        clock: Callable[[], float],
         chance: random.Random,
     ) -> Outside:
         """Raises RegionError, ObjectError."""
         marker = await open_region(objects, deployment, region)
-        return cls(objects, marker, directory, skew_s, clock, chance)
+        return cls(objects, marker, directory, skew_s, await clock_of(objects), chance)
 
     def close(self) -> None:
         self.catalogue.close()

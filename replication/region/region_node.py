@@ -32,7 +32,7 @@ from replication.feed.tail import Tail, TailStatus
 from replication.formats.announced import Announced, lasts_longer
 from replication.formats.announced_models import AnnouncedModel
 from replication.formats.doubts import DOUBTED_TOLD_MAX, put_doubts
-from replication.formats.keeping import measure
+from replication.formats.keeping import clock_of, measure
 from replication.formats.region import Region, open_region
 from replication.formats.removed import Reason, Removed, Said
 from replication.formats.tombstones import Tombstone
@@ -114,12 +114,13 @@ class RegionNode(RegionReader):
         Raises RegionError (not this region), CatalogueBusy, CatalogueDamaged, ObjectError.
         """
         marker = await open_region(objects, deployment, region)
-        now = StoreClock(clock, skew_s)
-        with suppress(ObjectError):  # it is asked for again
-            await measure(objects, now)
+        now = await clock_of(
+            objects, StoreClock(clock, skew_s)
+        )  # where it cannot be had, it is asked for again
         keeper = Keeper(objects, marker, chance, is_mirror, now)
         writer = FeedWriter(objects, fresh_writer(chance), now, chance, lambda: keeper.needs_bell)
         catalogue = Catalogue.open(catalogue_path, marker.identity)
+        catalogue.clock = now
         tail = Tail(objects, catalogue, now, chance, keeper=keeper)
         erasure = Erasure(objects, catalogue, now, erased, tombstones, lambda: keeper.holds, keeper)
         node = cls(objects, marker, catalogue, writer, tail, erasure, keeper, skew_s, now, chance)

@@ -76,7 +76,6 @@ class Mirroring:
         self._seen = Problems()  # with mirrors, as they are when somebody looks
         self._node: RegionNode | None = None
         self._begun_s = time.monotonic()
-        self._clock = time.time  # unix seconds
         self._rules = deployment.copy_rules()
         self._sources = sources_for(self._rules, region, deployment.regions)
         if not self._sources:
@@ -178,20 +177,25 @@ class Mirroring:
             *(self._node.wrong() if self._node is not None else ()),
         ]
         found += [problem for mirror in self.mirrors for problem in mirror.wrong()]
-        return facts_of(found, self._clock())
+        return facts_of(found, time.time())
+
+    @property
+    def _now_s(self) -> float:
+        """Unix seconds by the clock of the store at home, of which states are; by our own before it is joined."""
+        return time.time() if self._node is None else self._node.clock()
 
     def figures(self) -> Figures:
         """For metrics."""
         states = [mirror.state() for mirror in self.mirrors]
         left_bytes = [mirror.left_bytes for mirror in self.mirrors]
         uptime_s = time.monotonic() - self._begun_s
-        return Figures(self._region, uptime_s, self._clock(), states, left_bytes, self.told())
+        return Figures(self._region, uptime_s, self._now_s, states, left_bytes, self.told())
 
     async def _look(self) -> None:
         """At the mirrors, and have it logged."""
         while True:
             self._seen.only(
-                one for mirror in self.mirrors for one in _wrong_with(mirror.state(), self._clock())
+                one for mirror in self.mirrors for one in _wrong_with(mirror.state(), self._now_s)
             )
             self.told()
             await asyncio.sleep(MIRROR_LOOK_S)

@@ -11,6 +11,7 @@ from kvstore.daemon.config.regions_file import Deployment, Place, RegionsFileErr
 from kvstore.tools.doctor.findings import Case, Finding
 from kvstore.units import format_duration, plural
 from replication.errors import ReplicationError
+from replication.formats.keeping import clock_of
 from replication.formats.mirror_state import MirrorState, judged, read_mirrors
 from replication.formats.region import open_region
 from replication.formats.rules import sources_for
@@ -30,17 +31,17 @@ def region(case: Case) -> Iterator[Finding]:
         for problem in error.problems:
             yield Finding("regions file", "problem", problem, "deploy/regions.toml explains each key")
         return
-    yield from asyncio.run(_bucket(deployment, case.config.region, case.clock()))
+    yield from asyncio.run(_bucket(deployment, case.config.region))
 
 
-async def _bucket(deployment: Deployment, name: str, now_s: float) -> list[Finding]:
+async def _bucket(deployment: Deployment, name: str) -> list[Finding]:
     action = "credentials? network? a bucket of that name? kvstore region init makes it one"
     try:
         async with asyncio.timeout(DOCTOR_BUCKET_S):
             objects = deployment.regions[name].open()
             await open_region(objects, deployment.deployment, name)
             sources = sources_for(deployment.copy_rules(), name, deployment.regions)
-            states = await read_mirrors(objects, sources)
+            states, now_s = await read_mirrors(objects, sources), (await clock_of(objects))()
     except TimeoutError:
         return [Finding("bucket", "problem", f"{name}: no answer in {DOCTOR_BUCKET_S:g} s", action)]
     except (ReplicationError, TierError) as error:
@@ -62,7 +63,7 @@ def _upkeep(place: Place) -> Iterator[Finding]:
         action = "kvstore region init NAME --create adds the rule"
         yield Finding("bucket leftovers", "note", "uploads that were cut off stay, and are paid for", action)
     if state.keeps:
-        action = "a lifecycle rule that expires noncurrent versions"
+        action = "kvstore region erase --wait deletes those of what it erases; a lifecycle rule that expires noncurrent versions, all"
         yield Finding("bucket versions", "warning", state.keeps, action)
 
 

@@ -11,7 +11,6 @@ brings the revision back, and nobody publishes it under that name again.
 from __future__ import annotations
 
 import argparse
-import time
 from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import DAY_S
@@ -47,13 +46,15 @@ def run_verb(args: argparse.Namespace) -> int:
 async def _removed(objects: Objects, args: argparse.Namespace) -> dict[str, Any]:
     from coldstart.published.models import find, published, remove
     from replication.erasure.removed_models import Removal
+    from replication.feed.announcing import is_region
+    from replication.formats.keeping import store_now_s
 
-    by, now_s = this_user()[:200], time.time()
     one = await find(objects, args.name)
+    by, in_region = this_user()[:200], await is_region(objects)
+    now_s = await store_now_s(objects) if in_region else 0.0
     for each in (chosen := await published(objects, one.model) if args.all else [one]):
-        await remove(
-            objects, each, Removal(each.model, each.revision, now_s, by, int(now_s + args.days * DAY_S) + 1)
-        )
+        removal = Removal(each.model, each.revision, now_s, by, int(now_s + args.days * DAY_S) + 1)
+        await remove(objects, each, removal if in_region else None)
     return {"bucket": objects.where, "removed": [f"{each.model}@{each.revision}" for each in chosen]}
 
 

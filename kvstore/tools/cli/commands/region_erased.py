@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kvstore.units import format_duration, plural
@@ -19,15 +17,12 @@ NODES_TOLD: Final = 4  # of those that are not done
 
 
 async def until_gone(
-    objects: Objects,
-    tombstone: Tombstone,
-    wait_s: float,
-    pause_s: float = LOOK_S,
-    clock: Callable[[], float] = time.time,
+    objects: Objects, tombstone: Tombstone, wait_s: float, pause_s: float = LOOK_S
 ) -> list[str]:
-    """What is left of it in a region after so long, and why, a line each; nothing as soon as it is gone. clock: unix seconds.
-    Raises ObjectError."""
-    loop = asyncio.get_running_loop()
+    """What is left of it in a region after so long, and why, a line each; nothing as soon as it is gone. Raises ObjectError."""
+    from replication.formats.keeping import clock_of
+
+    loop, clock = asyncio.get_running_loop(), await clock_of(objects)
     end_s = loop.time() + wait_s
     while left := await what_is_left(objects, tombstone, clock()):
         if loop.time() + pause_s > end_s:

@@ -10,8 +10,7 @@ Exit code 0 when all are well, 1 when one is silent or has problems, 2 for a wro
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.tools.cli import FAILED, OK
@@ -46,7 +45,7 @@ def run_verb(args: argparse.Namespace) -> int:
     if args.region:
         deployment.place(args.region, args.called)
     regions = [args.region] if args.region else list(deployment.regions)
-    found = _nodes(deployment, regions, time.time)
+    found = _nodes(deployment, regions)
     shown = [node for node in found if node["age_s"] < FORGOTTEN_S]
     shown.sort(key=lambda node: (node["region"], node["host"], node["writer"]))
     document = {"deployment": deployment.deployment, "nodes": shown, "forgotten": len(found) - len(shown)}
@@ -54,13 +53,15 @@ def run_verb(args: argparse.Namespace) -> int:
     return OK if all(node["state"] in ("ok", "warnings") for node in shown) else FAILED
 
 
-def _nodes(deployment: Deployment, regions: Sequence[str], clock: Callable[[], float]) -> list[Document]:
-    """clock: unix seconds. Raises CliError."""
+def _nodes(deployment: Deployment, regions: Sequence[str]) -> list[Document]:
+    """Raises CliError."""
+    from replication.formats.keeping import clock_of
     from replication.formats.nodes import read_nodes
     from tiers.together import together
 
     async def nodes_of(region: str) -> list[Document]:
-        nodes, now_s = await read_nodes(await opened(deployment, region)), clock()
+        objects = await opened(deployment, region)
+        nodes, now_s = await read_nodes(objects), (await clock_of(objects))()
         return [_facts(region, node, now_s) for node in nodes]
 
     async def all_nodes() -> list[list[Document]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -49,7 +48,7 @@ def run_verb(args: argparse.Namespace) -> int:
     if args.region:
         deployment.place(args.region, args.called)
     regions = [args.region] if args.region else list(deployment.regions)
-    pairs, keepers = asyncio.run(_asked(deployment, regions, args.now, time.time))
+    pairs, keepers = asyncio.run(_asked(deployment, regions, args.now))
     facts = [pair.facts for pair in pairs]
     present(args, {"deployment": deployment.deployment, "mirrors": facts, "keepers": keepers}, _show)
     return max((pair.code for pair in pairs), default=OK)
@@ -79,25 +78,27 @@ def _show(document: dict[str, Any]) -> None:
 
 
 async def _asked(
-    deployment: Deployment, regions: Sequence[str], is_live: bool, clock: Callable[[], float]
+    deployment: Deployment, regions: Sequence[str], is_live: bool
 ) -> tuple[list[Pair], list[dict[str, Any]]]:
     from tiers.together import together
 
-    pairs = await _pairs(deployment, regions, is_live, clock)
-    return pairs, await together(_keeper(deployment, region, clock) for region in regions)
+    found = await together(_into(deployment, region, is_live) for region in regions)
+    pairs = [pair for pairs in found for pair in pairs]
+    return pairs, await together(_keeper(deployment, region) for region in regions)
 
 
-async def _keeper(deployment: Deployment, region: str, clock: Callable[[], float]) -> dict[str, Any]:
+async def _keeper(deployment: Deployment, region: str) -> dict[str, Any]:
     """Who keeps a region, as its news say."""
     from replication.errors import ReplicationError
-    from replication.formats.keeping import NEWS, NEWS_BYTES_MAX, decode_news
+    from replication.formats.keeping import NEWS, NEWS_BYTES_MAX, clock_of, decode_news
     from tiers.errors import ObjectMissing, TierError
 
     facts: dict[str, Any] = {"region": region, "keeper": "", "mirror": False, "kept_s": None, "age_s": None}
     try:
         objects = await opened(deployment, region)
         news = decode_news(await objects.get_within(NEWS, NEWS_BYTES_MAX))
-        age_s = max(0.0, clock() - (await objects.head(NEWS)).modified_s)
+        beaten_s = (await objects.head(NEWS)).modified_s
+        age_s = max(0.0, (await clock_of(objects))() - beaten_s)
     except ObjectMissing:
         return facts
     except (ReplicationError, TierError) as error:
@@ -115,18 +116,10 @@ def _kept(facts: dict[str, Any]) -> str:
     return f"{facts['region']}: {facts.get('problem') or f'kept by nobody{since}'}"
 
 
-async def _pairs(
-    deployment: Deployment, regions: Sequence[str], is_live: bool, clock: Callable[[], float]
-) -> list[Pair]:
-    from tiers.together import together
-
-    found = await together(_into(deployment, region, is_live, clock) for region in regions)
-    return [pair for pairs in found for pair in pairs]
-
-
-async def _into(deployment: Deployment, region: str, is_live: bool, clock: Callable[[], float]) -> list[Pair]:
+async def _into(deployment: Deployment, region: str, is_live: bool) -> list[Pair]:
     """All mirrors into a region: those of its rules, and others that there were."""
     from replication.errors import ReplicationError
+    from replication.formats.keeping import clock_of
     from replication.formats.mirror_state import read_mirrors
     from replication.formats.rules import sources_for
     from tiers.errors import TierError
@@ -134,12 +127,13 @@ async def _into(deployment: Deployment, region: str, is_live: bool, clock: Calla
 
     sources = sources_for(deployment.copy_rules(), region, deployment.regions)
     try:
-        states = await read_mirrors(await opened(deployment, region), sources)
+        objects = await opened(deployment, region)
+        states, now_s = await read_mirrors(objects, sources), (await clock_of(objects))()
     except (ReplicationError, TierError) as error:
         code = code_of(error)
         return [Pair({"source": source, "region": region, "state": str(error)}, code) for source in sources]
     states = [state for state in states if state.source in sources]
-    return await together(_pair(deployment, region, state, is_live, clock()) for state in states)
+    return await together(_pair(deployment, region, state, is_live, now_s) for state in states)
 
 
 async def _pair(deployment: Deployment, region: str, state: MirrorState, is_live: bool, now_s: float) -> Pair:

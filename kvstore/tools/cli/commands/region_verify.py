@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import random
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -206,7 +205,6 @@ async def followed(
         name,
         directory / name,
         deployment.clock_skew_s,
-        time.time,
         random.Random(),
     )
     try:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +43,7 @@ from kvstore.tools.cli.output import Figure, present, print_json, print_table, p
 from kvstore.units import NOTHING, count, format_bytes, format_duration, money, percent
 
 if TYPE_CHECKING:
+    from kvstore.daemon.config.regions_file import Deployment
     from kvstore.tools.cli.commands.warm_plan import Plan
     from replication.formats.orders import Order
     from tiers.bucket.objects import Objects
@@ -93,19 +93,19 @@ def run(args: argparse.Namespace) -> int:
     if is_of_node(args):
         return _of_node(args)
     args.to = args.to or ("nvme" if args.weights else "dram")
-    clock = time.time
-    made_s = clock()
-    order = _order(args, made_s)
+    order = _order(args)
     wait_s = duration("warm: --wait", "60s" if args.wait is None else args.wait, 0.0, WAIT_S_MAX)
-    place = load_deployment(args).place(args.region, "warm")
+    deployment = load_deployment(args)
+    place = deployment.place(args.region, "warm")
     if args.cancel:
         return _cancel(args, order)
-    plan = _plan(args, order)
+    order = asked(lambda: _dated(deployment, args.region, order))
+    made_s, plan = order.made_s, _plan(args, order)
     facts: dict[str, Any] = {"region": args.region, "order": _order_facts(order), "plan": vars(plan)}
     if args.output == "table":
         _show_plan(args, plan)
     if not args.dry_run:
-        facts["order"] = _order_facts(order := asked(lambda: _put(place.open(), order, clock())))
+        facts["order"] = _order_facts(order := asked(lambda: _put(place.open(), order)))
     if args.dry_run or not wait_s:
         state = "planned" if args.dry_run else "ordered"
         if args.output == "json":
@@ -113,8 +113,7 @@ def run(args: argparse.Namespace) -> int:
         elif not args.dry_run:
             _show_ordered(order.id)
         return OK
-    age_s = max(0.0, clock() - order.made_s) if order.made_s != made_s else 0.0
-    return _watch(args, place.open(), order, plan, (wait_s, age_s), facts)
+    return _watch(args, place.open(), order, plan, (wait_s, max(0.0, made_s - order.made_s)), facts)
 
 
 def _of_node(args: argparse.Namespace) -> int:
@@ -182,7 +181,8 @@ def _watch(
 # -- what is asked for --
 
 
-def _order(args: argparse.Namespace, made_s: float) -> Order:
+def _order(args: argparse.Namespace) -> Order:
+    """In force from 0 on."""
     from replication.formats.orders import Order
 
     for option, names in (("--model", args.model), ("--tenant", args.tenant)):
@@ -200,10 +200,20 @@ def _order(args: argparse.Namespace, made_s: float) -> Order:
         tenants=tuple(sorted(set(args.tenant))),
         budget_bytes=budget_bytes,
         to=args.to,
-        made_s=made_s,
-        until_s=made_s + life_s,
+        made_s=0.0,
+        until_s=life_s,
         weights=tuple(sorted(set(args.weights))),
     )
+
+
+async def _dated(deployment: Deployment, region: str, order: Order) -> Order:
+    """In force from now on, by the clock of the store."""
+    from msgspec.structs import replace
+
+    from replication.formats.keeping import clock_of
+
+    now_s = (await clock_of(await opened(deployment, region)))()
+    return replace(order, made_s=now_s, until_s=now_s + order.until_s)
 
 
 def _check_weights(args: argparse.Namespace) -> None:
@@ -224,19 +234,19 @@ def _plan(args: argparse.Namespace, order: Order) -> Plan:
     async def planned() -> Plan:
         try:
             if order.weights:
-                return await plan_weights(deployment, args.region, order, prices, time.time)
-            return await Planner(deployment, args.region, order, prices, time.time).plan()
+                return await plan_weights(deployment, args.region, order, prices)
+            return await Planner(deployment, args.region, order, prices).plan()
         except NothingNamed as error:
             raise CliError(f"warm: {error}", exit_code=NOT_FOUND) from error
 
     return asked(planned)
 
 
-async def _put(objects: Objects, order: Order, now_s: float) -> Order:
+async def _put(objects: Objects, order: Order) -> Order:
     from replication.constants import ORDERS_MAX
     from replication.formats.orders import clear_over, put_order, read_orders
 
-    await clear_over(objects, now_s)
+    await clear_over(objects, order.made_s)
     others = [one for one in (await read_orders(objects, {})).values() if one.id != order.id]
     if len(others) >= ORDERS_MAX:
         raise CliError(f"warm: {len(others)} orders are in force: allowed are {ORDERS_MAX}; cancel some")

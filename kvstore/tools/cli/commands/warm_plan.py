@@ -14,7 +14,7 @@ import asyncio
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,15 +81,13 @@ class NoTier(ReplicationError):
 class Planner:
     """Of one region and one order."""
 
-    def __init__(
-        self, deployment: Deployment, region: str, order: Order, prices: Durable, clock: Callable[[], float]
-    ) -> None:
-        """clock: unix seconds."""
+    def __init__(self, deployment: Deployment, region: str, order: Order, prices: Durable) -> None:
+        """order: made now, by the clock of the region's store."""
         self._deployment = deployment
         self._region = region
         self._order = order
         self._prices = prices
-        self._clock = clock
+        self._now_s = order.made_s
         self._plan = Plan()
         self._share: float | None = None  # of what is durable, in tokens, that is preloaded
 
@@ -97,7 +95,7 @@ class Planner:
         """Changes nothing anywhere. Raises NothingNamed, NoTier, other ReplicationError, TierError."""
         objects = await opened(self._deployment, self._region)
         nodes = await read_nodes(objects)
-        alive = [node for node in nodes if node.at_s > self._clock() - _ALIVE_S]
+        alive = [node for node in nodes if _is_alive(node, self._now_s)]
         self._plan.daemons = [node.writer for node in alive]
         holds_bytes = [node.holds_bytes(self._order.to) for node in alive]
         if holds_bytes and not any(holds_bytes):
@@ -120,7 +118,7 @@ class Planner:
         """All that a region has announced, to be closed. Raises RegionError, ObjectError."""
         marker = await open_region(objects, self._deployment.deployment, region)
         catalogue = Catalogue.open(directory / region, marker.identity)
-        tail = Tail(objects, catalogue, self._clock, random.Random())
+        tail = Tail(objects, catalogue, lambda: self._now_s, random.Random())
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         try:
@@ -149,7 +147,7 @@ class Planner:
         states = {state.source: state for state in await read_mirrors(objects, sources)}
         by_rate: dict[Rule, int] = {}
         for source in sources:
-            if self._clock() - states[source].at_s > HEARTBEAT_LATE_S + CLOCK_SKEW_S:
+            if self._now_s - states[source].at_s > HEARTBEAT_LATE_S + CLOCK_SKEW_S:
                 self._plan.notes.append(f"{source}: its mirror does not run: nothing is copied from there")
                 continue
             try:
@@ -204,7 +202,7 @@ class Planner:
     # -- preloading --
 
     def _is_alive(self, announced: Announced) -> bool:
-        return not 0 < announced.kept_until_s <= self._clock()
+        return not 0 < announced.kept_until_s <= self._now_s
 
     async def _preload(self, home: Catalogue, least_bytes: int) -> None:
         """least_bytes: of the smallest tier, 0 where that is not known."""
@@ -244,7 +242,7 @@ class Planner:
         plan, names = self._plan, self._order.names_of
 
         def share(told: Sequence[Node]) -> float | None:
-            return durable_share(told, names, lambda *kind: kind in here, self._clock())
+            return durable_share(told, names, lambda *kind: kind in here, self._now_s)
 
         plan.hit_rate, plan.traffic_of = share(nodes), [self._region]
         if plan.hit_rate is None:
@@ -258,7 +256,11 @@ class Planner:
 
 async def alive_writers(objects: Objects, now_s: float) -> list[str]:
     """The daemons of a region that told of themselves lately. Raises ObjectError."""
-    return [node.writer for node in await read_nodes(objects) if node.at_s > now_s - _ALIVE_S]
+    return [node.writer for node in await read_nodes(objects) if _is_alive(node, now_s)]
+
+
+def _is_alive(node: Node, now_s: float) -> bool:
+    return node.at_s > now_s - _ALIVE_S
 
 
 async def _size(catalogue: Catalogue, chosen: Sequence[Chosen]) -> tuple[int, int]:

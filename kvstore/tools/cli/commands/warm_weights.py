@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from kvstore.daemon.config.config import Durable
 from kvstore.daemon.config.regions_file import Deployment
 from kvstore.tools.cli.buckets import opened
@@ -19,12 +17,10 @@ from tiers.errors import ObjectMissing, TierError
 _GB = 1e9
 
 
-async def plan_weights(
-    deployment: Deployment, region: str, order: Order, prices: Durable, clock: Callable[[], float]
-) -> Plan:
-    """Changes nothing anywhere. clock: unix seconds. Raises NothingNamed, other ReplicationError, TierError."""
+async def plan_weights(deployment: Deployment, region: str, order: Order, prices: Durable) -> Plan:
+    """Changes nothing anywhere. order: as of `Planner`. Raises NothingNamed, other ReplicationError, TierError."""
     plan, home = Plan(), await opened(deployment, region)
-    plan.daemons = await alive_writers(home, clock())
+    plan.daemons = await alive_writers(home, order.made_s)
     for name in order.weights:
         here = await _found(home, name)
         manifest = await _brought(deployment, region, order, name, here, plan) or here
