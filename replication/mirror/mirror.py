@@ -13,6 +13,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import msgspec
@@ -139,7 +140,7 @@ class Mirror:
             identity=self._identity,
             rules=self._choice,
             at_s=now_s,
-            looked_s=pull.complete_s or pull.looked_s(),
+            looked_s=pull.complete_s or pull.looked_s() or earlier.looked_s,
             problem=status.failure if status.failures else _gap(status),
             watermark=passed,
             read=read,
@@ -172,6 +173,10 @@ class Mirror:
             except ObjectError as error:
                 self._failed(str(error))
             await asyncio.sleep(MIRROR_JOIN_PAUSE_S)
+        else:  # it was written by somebody who had looked by then, perhaps
+            with suppress(ObjectError):
+                looked_s = (await self._objects.head(MIRRORS + self._source)).modified_s
+                self._earlier = msgspec.structs.replace(self._earlier, looked_s=looked_s)
         if self._earlier.rules != self._choice:  # what is at home by others says nothing
             self._earlier = msgspec.structs.replace(
                 self._earlier, rules=self._choice, watermark={}, is_sweeping=True, oldest_age_s=None

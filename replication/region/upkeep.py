@@ -7,7 +7,8 @@ Clocks may differ by `skew_s`. Who renews a pack looks at its own clock, and the
 pack that another one may still renew. Nobody else forgets anything. A pack that was put again meanwhile is younger than the life that
 is over: it stays in the bucket. What is removed and not deleted, because the keeper died in between, is deleted by an audit.
 
-What a mirror brought lives on while its source is not read, which may have given it a longer life: the keeper announces it again.
+What a mirror brought lives on while its source is not read, which may have given it a longer life: the keeper announces it again. Where
+nobody can say when the source was read, because the state of its mirror cannot be read, nothing of it goes.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import Final
 
 import msgspec
 
 from replication.audit.orphans import Hands
 from replication.catalogue.catalogue import Catalogue
-from replication.constants import UPKEEP_INTERVAL_S
-from replication.errors import CatalogueDamaged
+from replication.constants import PROBLEM_LASTS_S, UPKEEP_INTERVAL_S
+from replication.errors import CatalogueDamaged, Damaged
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced, lasts_longer
-from replication.formats.mirror_state import read_mirrors
+from replication.formats.mirror_state import MIRRORS, read_state
+from replication.formats.region import require_place
 from replication.formats.removed import Reason
 from replication.keeper.keeper import Keeper
 from tiers.bucket.objects import Objects
@@ -37,6 +39,7 @@ UPKEEP_SURE_S: Final = 1.0  # between two looks whether all writers were asked
 UPKEEP_PACKS: Final = 256  # in one step
 LOOK_LATE_S: Final = 600.0  # since a source was read, heads and all: then it is away
 AWAY_S_MAX: Final = 7 * 24 * 3600.0  # what was copied from a source that is not read lives on for so long
+UNKNOWN_LIFE_S: Final = 24 * 3600.0  # where nobody can say when it was read: again and again
 
 log = logging.getLogger("replication.upkeep")
 
@@ -54,10 +57,12 @@ async def delete_each(delete: Callable[[Sequence[str]], Awaitable[None]], names:
     return len(names)
 
 
-def lives_until(announced: Announced, looked_s: float, now_s: float, skew_s: float) -> int:
-    """Of a pack whose life is over, the same where it is; longer where its source was not read since: twice as long each time, and
-    AWAY_S_MAX behind the last look at most."""
-    if not announced.origin or looked_s >= announced.kept_until_s + skew_s:
+def lives_until(announced: Announced, looked_s: float | None, now_s: float, skew_s: float) -> int:
+    """Of a copy whose life is over, the same where it is; longer where its source was not read since: twice as long each time, and
+    AWAY_S_MAX behind the last look at most. looked_s: None: nobody can say."""
+    if looked_s is None:
+        return int(now_s + UNKNOWN_LIFE_S)
+    if looked_s >= announced.kept_until_s + skew_s:
         return announced.kept_until_s
     until_s = min(now_s + max(4 * skew_s, now_s - looked_s), looked_s + AWAY_S_MAX)
     return int(until_s) if until_s > now_s else announced.kept_until_s
@@ -86,6 +91,7 @@ class Upkeep:
         self._skew_s = skew_s
         self._clock = clock
         self._chance = chance
+        self._unknown_s: dict[str, float] = {}  # by source whose mirror's state cannot be read, since when
         self._asked_s: float | None = None  # loop's time when writers were asked, while something is over
 
     def may_renew(self, announced: Announced) -> bool:
@@ -96,6 +102,8 @@ class Upkeep:
         """Until it is cancelled. Raises nothing that the store or the disk can cause."""
         while True:
             try:
+                if self._keeper.holds:
+                    await self._looked_s(set(self._unknown_s))  # as long as one cannot be read, it is told
                 while await self.step():
                     pass
             except (ObjectError, CatalogueDamaged) as error:
@@ -135,12 +143,13 @@ class Upkeep:
         copies = [one for one in self._catalogue.packs([one.id for one in going]) if one and one.origin]
         if not copies:
             return list(outlived), []
-        looked_s = {state.source: state.looked_s for state in await read_mirrors(self._objects)}
         stay, longer, now_s = set[bytes](), dict[bytes, Announced](), self._clock()
+        looked_s = await self._looked_s({copy.origin for copy in copies})
         for copy in copies:
-            since_s, until_s = looked_s.get(copy.origin, 0.0), copy.kept_until_s
+            known_s, until_s = looked_s.get(copy.origin), copy.kept_until_s
+            since_s = self._unknown_s[copy.origin] if known_s is None else known_s
             if is_past := until_s <= now_s:
-                until_s = lives_until(copy, since_s, now_s, self._skew_s)
+                until_s = lives_until(copy, known_s, now_s, self._skew_s)
             if until_s <= now_s:
                 continue
             path = [*self._before(copy), copy]
@@ -151,6 +160,26 @@ class Upkeep:
                     if lasts_longer(lasting, longer.get(one.pack.id, one)):
                         longer[one.pack.id] = lasting
         return [one for one in outlived if one.pack.id not in stay], list(longer.values())
+
+    async def _looked_s(self, sources: Set[str]) -> dict[str, float]:
+        """When each of these was read last, 0: never. One whose mirror's state cannot be read is not among them, and a problem."""
+        found = dict[str, float]()
+        for source in sorted(sources):
+            name = MIRRORS + source
+            try:
+                found[source] = (await read_state(self._objects, source)).looked_s
+                if not found[source]:
+                    await require_place(self._objects)
+            except (Damaged, ObjectError) as error:
+                found.pop(source, None)
+                self._unknown_s.setdefault(source, self._clock())
+                text = f"cannot be read: {error}: nothing that was copied from {source} is removed meanwhile"
+                fix = f"kvstore mirror writes it anew; where there is none from {source} any more, delete it"
+                self._keeper.problems.note(name, text, fix=fix, lasts_s=PROBLEM_LASTS_S)
+            else:
+                self._unknown_s.pop(source, None)
+                self._keeper.problems.over(name)
+        return found
 
     def _before(self, announced: Announced) -> list[Announced]:
         """What this pack hangs on, the first one first."""

@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 from replication.formats.announced import Announced
-from replication.formats.mirror_state import MIRRORS
+from replication.formats.mirror_state import MIRRORS, MirrorState, encode_state, read_state
 from replication.region.region_node import RegionNode
 from replication.region.upkeep import AWAY_S_MAX
-from tests.objects import Faults
+from tests.objects import Faults, FaultyObjects, flip
 from tests.replication.mirrored import World, in_memory, pack, simulate
 from tiers.checksum import digest
-from tiers.errors import ObjectUnavailable
+from tiers.errors import ObjectError, ObjectRefused, ObjectUnavailable
 from tiers.packs.packs import PACKS, PackHeader, describe
 
 __all__ = ["in_memory"]  # a fixture
 LIFE_S = 100
+STATE = MIRRORS + "na"
 
 
 def packs(world: World) -> int:
@@ -59,6 +60,73 @@ def test_what_was_copied_lives_on_while_its_source_is_not_read_and_no_longer(awa
                 await world.mirror()
         await asyncio.sleep(3000.0)
         assert packs(world) == (0 if away == "forgotten" else 1)
+        living.cancel()
+
+    simulate(main)
+
+
+class OneObject(FaultyObjects):
+    """A place in which one object cannot be had."""
+
+    error: ObjectError | None = None
+
+    async def get_within(self, name: str, size_bytes_max: int) -> memoryview:
+        if self.error is not None and name == STATE:
+            raise self.error
+        return await super().get_within(name, size_bytes_max)
+
+
+@pytest.mark.parametrize(
+    "why",
+    ["damaged", "of another version", "of another source", "refused", "not to be had", "of a dead mirror"],
+)
+def test_while_nobody_can_say_when_a_source_was_read_nothing_that_was_copied_from_it_goes(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state of its mirror is damaged, of another version, or not handed out, and no mirror lives that writes it anew: copies stay for
+    ever, what was made here goes, and it is told. When it can be read again it counts. A mirror that finds it so and cannot reach the
+    source says that it was read when that was written."""
+    monkeypatch.setattr("replication.region.upkeep.UNKNOWN_LIFE_S", 3600.0)
+    monkeypatch.setattr("replication.region.upkeep.AWAY_S_MAX", 7200.0)
+
+    async def main(world: World) -> None:
+        world.eu.way = way = OneObject(world.eu.objects, random.Random(0), Faults())
+        await world.mirror()
+        until_s = int(world.clock()) + LIFE_S
+        await world.na.make(*(pack(name) for name in "abcd"), kept_until_s=until_s)
+        await asyncio.sleep(60.0)
+        world.na.way.faults = Faults(refuse=ObjectUnavailable("away"))
+        await world.stop()
+        good = world.eu.objects.stored[STATE]
+        errors = {"refused": ObjectRefused("answers 403"), "not to be had": ObjectUnavailable("hangs")}
+        way.error = errors.get(why)
+        bad = {
+            "damaged": flip(good, 200),
+            "of another version": b"KVMIRR9\n" + good[8:],
+            "of a dead mirror": b"",
+        }
+        other = encode_state(MirrorState(source="apac", at_s=1.0))
+        await world.eu.objects.put(STATE, good if way.error else bad.get(why, other))
+        home = RegionNode.join(way, "acme", "eu", Path("daemon"), "daemon", random.Random(2), world.clock)
+        daemon = await home
+        living = asyncio.ensure_future(daemon.run())
+        await world.eu.make(*(pack(f"home {number}") for number in range(300)), kept_until_s=until_s)
+        await asyncio.sleep(3000.0)
+        assert packs(world) == 4
+        [told] = [problem for problem in daemon.wrong() if STATE in problem.subject]
+        assert "na is removed" in told.text
+        if why == "of a dead mirror":
+            await world.mirror()
+            await asyncio.sleep(300.0)
+            state = await read_state(world.eu.objects, "na")
+            assert packs(world) == 4 and 3000 < world.clock() - state.looked_s < 4000 and state.at_s
+        else:
+            await asyncio.sleep(4 * 3600.0)
+            assert packs(world) == 4 and [1 for problem in daemon.wrong() if STATE in problem.subject]
+            way.error = None
+            await world.eu.objects.put(STATE, good)
+            await asyncio.sleep(2 * 3600.0)
+            assert packs(world) == 0 and not [1 for problem in daemon.wrong() if STATE in problem.subject]
         living.cancel()
 
     simulate(main)

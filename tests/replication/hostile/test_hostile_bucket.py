@@ -23,8 +23,8 @@ from replication.formats.manifests import CHUNKS
 from replication.formats.region import open_region
 from replication.formats.segment import Segment, encode
 from replication.formats.tombstones import Tombstone, bury
+from replication.mirror.resealing import reseal
 from replication.region.region_node import RegionNode
-from replication.region.resealing import reseal
 from tests.objects import MemoryObjects
 from tests.replication.hostile.world import (
     ATTACKS,

@@ -16,7 +16,7 @@ from kvstore.tools.cli.commands.region import add_region_arguments, load_deploym
 from kvstore.tools.cli.output import present
 
 if TYPE_CHECKING:
-    from replication.region.resealing import Resealed
+    from replication.mirror.resealing import Resealed
 
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verb(args: argparse.Namespace) -> int:
-    from replication.region.resealing import reseal
+    from replication.mirror.resealing import reseal
     from tiers.bucket.sealed_objects import SealedObjects
 
     deployment = load_deployment(args)
