@@ -122,7 +122,7 @@ class Audit:
         self._hands = hands
         self._clock = clock
         self._again_s = again_s
-        self._models = ModelAudit(objects, catalogue, hands, clock, self._check_place, again_s)
+        self.models = ModelAudit(objects, catalogue, hands, clock, self._check_place, again_s)
 
     async def run(self, terms: Terms, told: Callable[[Finding], None] = lambda finding: None) -> Report:
         """One audit; told of each thing that is found. Raises RegionError, ObjectError, CatalogueDamaged: half of it may be
@@ -145,7 +145,7 @@ class Audit:
             self._check_same(renewals)
             await self._remove_holes(holes, report, told)
         self._check_same(renewals)
-        report.models = await self._models.run(terms, told)
+        report.models = await self.models.run(terms, told)
         return report
 
     # -- comparing --

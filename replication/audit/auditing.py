@@ -3,6 +3,7 @@
     a day has passed ─┐
     a gap in a feed ──┴─▶ Audit ─▶ gap: the feed goes on behind it, and a snapshot takes everybody there
     doubts of readers ──▶ their packs are read by the keeper itself ─▶ gone, wrong or refused: removed
+    removals of models ─▶ said in the feed, and their manifests deleted
 
 After a gap the packs themselves say what the lost segments said.
 """
@@ -22,6 +23,7 @@ from replication.audit.audit import AUDIT_AGAIN_S, Audit, Report
 from replication.audit.model_audit import ModelReport
 from replication.audit.orphans import PARENTLESS_S, RESTORED_KEPT_S, Finding, Terms
 from replication.constants import ORPHAN_GRACE_S
+from replication.erasure.removed_models import REMOVED
 from replication.errors import CatalogueDamaged, ReplicationError
 from replication.feed.feed import Gap
 from replication.feed.tail import Tail
@@ -79,6 +81,7 @@ class Auditing:
         self._again_s: float | None = None  # loop's time: then the one that failed is begun anew
         self._gap_due_s: float | None = None
         self._doubts = Folders(keeper, DOUBTS)
+        self._removals = Folders(keeper, REMOVED)
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that the store or the disk can cause."""
@@ -93,6 +96,7 @@ class Auditing:
                 continue
             self._audit.forgets_behind = self.elsewhere is None
             await self._guarded(self._look_at_doubts)
+            await self._guarded(self._look_at_removals)
             is_gap_due = self._gap_due_s is not None and self._gap_due_s <= now_s
             if not is_gap_due and not self._is_due(now_s):
                 continue
@@ -126,6 +130,12 @@ class Auditing:
             await self._keeper.delete([info.name])
         if not members.unavailable:
             self._doubts.listed()
+
+    async def _look_at_removals(self) -> None:
+        models = self._audit.models
+        if self._removals.are_due() and await models.look_for_removals(self._keeper.problems):
+            self._removals.listed()
+        await models.take_announced()
 
     def status(self) -> dict[str, object]:
         """The fields are documented in docs/cli.md."""

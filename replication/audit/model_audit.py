@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from replication.audit.orphans import Finding, Hands, Kind, Terms
+from replication.audit.orphans import Finding, Hands, Kind, Terms, deleted
 from replication.catalogue.catalogue import Catalogue
-from replication.erasure.removed_models import REMOVED, read_removals
+from replication.erasure import removed_models
 from replication.errors import Damaged
 from replication.formats.announced_models import announced_model
 from replication.formats.manifests import (
@@ -83,13 +83,14 @@ class ModelAudit:
         self._clock = clock
         self._check_place = check_place
         self._again_s = again_s
+        self._removals: dict[str, removed_models.Removal] = {}  # that are known, by their keys
 
     async def run(self, terms: Terms, told: Told) -> ModelReport:
         """One audit. Raises RegionError, ObjectError, CatalogueDamaged."""
         announced = dict(self._catalogue.models)
         there = {f"models/{folder}/" for folder in await self._objects.folders("models/")}
         listed = await self._listed(there, told)
-        removed = await self._take_removed(listed, told) if REMOVED in there else 0
+        removed = await self._take_removed(listed, told) if removed_models.REMOVED in there else 0
         missing = await self._remove_missing([name for name in announced if name not in listed], told)
         damaged, bad = 0, dict[str, ObjectInfo]()
         restored = left = 0
@@ -120,19 +121,42 @@ class ModelAudit:
 
     async def _take_removed(self, listed: dict[str, ObjectInfo], told: Told) -> int:
         """Those that a removal names leave the list, the bucket and the catalogue."""
-        now_s = self._clock()
-        removals = (await read_removals(self._objects, (), Problems(self._objects.where))).values()
+        now_s, removals = self._clock(), await removed_models.read_removals(self._objects)
         over = {(removal.model, removal.revision) for removal in removals if now_s < removal.watched_until_s}
-        if not over:
-            return 0
         gone = [name for name in listed if (named(name) or ("", ""))[:2] in over]
+        await self._take(over, gone)
         for name in gone:
-            await self._hands.delete([name])
             del listed[name]
             told(Finding(Kind.ERASED, name, "it was removed", "deleted"))
-        announced = [one for one in self._catalogue.models.values() if (one.model, one.revision) in over]
-        await self._hands.announce([removed(one, Reason.ERASED) for one in announced])
         return len(gone)
+
+    async def look_for_removals(self, problems: Problems) -> bool:
+        """Those that are new here are carried out at once; whether all could be read. Raises ObjectError, CatalogueDamaged."""
+        members = await removed_models.look_for_removals(self._objects, self._removals, problems)
+        for info, removal in members.found:
+            if self._clock() < removal.watched_until_s:
+                names = [
+                    name
+                    async for name in removed_models.manifests_of(
+                        self._objects, removal.model, removal.revision
+                    )
+                ]
+                await self._take({(removal.model, removal.revision)}, names)
+            self._removals[removed_models.key_of(info)] = removal
+        return not members.unavailable
+
+    async def take_announced(self) -> None:
+        """What a known removal names and was announced since. Raises ObjectError, CatalogueDamaged."""
+        now_s, known = self._clock(), self._removals.values()
+        await self._take({(one.model, one.revision) for one in known if now_s < one.watched_until_s}, [])
+
+    async def _take(self, revisions: set[tuple[str, str]], names: Sequence[str]) -> None:
+        """Out of all catalogues, and then out of the bucket, with these manifests."""
+        known = [one for one in self._catalogue.models.values() if (one.model, one.revision) in revisions]
+        if known:
+            await self._hands.announce([removed(one, Reason.ERASED) for one in known])
+        for name in {*names, *(one.name for one in known)}:
+            await deleted(self._hands, name)
 
     async def _remove(self, names: Iterable[str], reason: Reason) -> None:
         known = self._catalogue.models

@@ -1,6 +1,6 @@
 """Removed models: revisions that nobody may have any more, in the region's own bucket, so that no mirror brings one back.
 
-    models/removed/<model>/<revision>     Removal: put before the manifest, and those of its caches, are deleted
+    models/removed/<model>/<revision>     Removal ─▶ the keeper says in the feed that it is removed, and deletes the manifest and its caches
 
 Deletes are never copied between regions; a removal is. Who puts a manifest looks for its removal before and afterwards, and
 takes it back if there is one by then: whoever was first, the manifest is gone in the end. Its chunks are left to `kvstore model gc`.
@@ -18,7 +18,7 @@ from replication.constants import KIB
 from replication.errors import Damaged
 from replication.formats.keeping import ring
 from replication.formats.manifests import CACHES, MODEL_NAME, ModelName, manifest_name
-from replication.formats.members import read_members
+from replication.formats.members import Members, read_members
 from replication.formats.ranges import Text, UnixS, UntilS
 from replication.formats.sealed import fetch, seal
 from replication.problems import Problems
@@ -60,20 +60,23 @@ async def read_removal(objects: Objects, model: str, revision: str, now_s: float
     return found if now_s < found.watched_until_s else None
 
 
-async def read_removals(
-    objects: Objects, known: Collection[str] = (), problems: Problems | None = None
-) -> dict[str, Removal]:
-    """All that are not known, by "name etag". One that cannot be read is a problem, and left out. Raises ObjectError where there
-    is no list."""
-    members = await read_members(
+async def read_removals(objects: Objects) -> list[Removal]:
+    """All that can be read. Raises ObjectError where there is no list."""
+    members = await look_for_removals(objects, (), Problems(objects.where))
+    return [removal for _, removal in members.found]
+
+
+async def look_for_removals(objects: Objects, known: Collection[str], problems: Problems) -> Members[Removal]:
+    """Those that are not known, by their keys. One that cannot be read is a problem, and left out. Raises ObjectError where there is
+    no list."""
+    return await read_members(
         objects,
         REMOVED,
         _NAME,
         lambda info: _read(objects, info.name),
-        Problems(objects.where) if problems is None else problems,
-        lambda info: _key(info) in known,
+        problems,
+        lambda info: key_of(info) in known,
     )
-    return {_key(info): removal for info, removal in members.found}
 
 
 async def put_removal(objects: Objects, removal: Removal) -> None:
@@ -85,14 +88,6 @@ async def put_removal(objects: Objects, removal: Removal) -> None:
     if there is None or there.watched_until_s < removal.watched_until_s:
         await objects.put(removal.name, seal(_MAGIC, removal))
         await ring(objects)
-
-
-async def remove(objects: Objects, removal: Removal) -> list[str]:
-    """Put it, and delete the manifests that it names; returns their names. Raises ObjectError."""
-    await put_removal(objects, removal)
-    names = [name async for name in manifests_of(objects, removal.model, removal.revision)]
-    await objects.delete(names)
-    return names
 
 
 async def manifests_of(objects: Objects, model: str, revision: str) -> AsyncIterator[str]:
@@ -108,7 +103,8 @@ async def manifests_of(objects: Objects, model: str, revision: str) -> AsyncIter
             yield info.name
 
 
-def _key(info: ObjectInfo) -> str:
+def key_of(info: ObjectInfo) -> str:
+    """Of a removal: another one of the same has another."""
     return f"{info.name} {info.e_tag}"
 
 

@@ -31,12 +31,11 @@ from replication.constants import (
     SOURCE_TOMBSTONES_S,
     SPECS_CHOSEN_MAX,
 )
-from replication.erasure.removed_models import REMOVED, read_removals, remove
+from replication.erasure.removed_models import REMOVED, key_of, look_for_removals, put_removal
 from replication.errors import CatalogueDamaged
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced
 from replication.formats.announced_models import AnnouncedModel
-from replication.formats.removed import Reason, removed
 from replication.formats.rules import Rule, rule_for, weights_rule_for
 from replication.formats.segment import Segment
 from replication.formats.tombstones import BEHIND, TOMBSTONES, bring, put_behind, read_behind, read_tombstones
@@ -238,16 +237,12 @@ class Pull:
         return brought
 
     async def _bring_removals(self) -> None:
-        """The same of models. Raises ObjectError, CatalogueDamaged."""
-        found = await read_removals(self._ways.bucket, self._removals, self.problems)
-        for key, removal in found.items():
+        """The same of models. Raises ObjectError."""
+        found = await look_for_removals(self._ways.bucket, self._removals, self.problems)
+        for info, removal in found.found:
             if self._clock() < removal.watched_until_s:
-                await remove(self._ways.home_bucket, removal)
-                home = self._ways.home
-                for model in list(home.catalogue.models.values()):
-                    if (model.model, model.revision) == (removal.model, removal.revision):
-                        await home.announce(removed(model, Reason.ERASED))
-            self._removals.add(key)
+                await put_removal(self._ways.home_bucket, removal)
+            self._removals.add(key_of(info))
 
     async def _bring_more_tombstones(self, brought: set[str]) -> None:
         while True:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from replication.erasure.removed_models import Removal, remove
+from replication.erasure.removed_models import Removal, put_removal
 from replication.feed.feed import FeedReader
 from replication.formats.manifests import CHUNKS, MANIFESTS, PUBLISHING, decode
 from replication.models.chunks import lacking, wrong_of_chunk
@@ -138,7 +138,7 @@ def test_what_is_removed_in_one_region_leaves_the_other(
 
     async def take_away() -> None:
         stone = Removal("m", "1", time.time(), "a test", int(time.time()) + 3600)
-        await remove(bucket(regions, "na"), stone)
+        await put_removal(bucket(regions, "na"), stone)
 
     process.kill()
     process.wait(TIMEOUT_S)

@@ -14,8 +14,10 @@ import pytest
 from replication.audit.audit import Report
 from replication.audit.orphans import Finding, Kind, Terms
 from replication.catalogue.catalogue import Catalogue
-from replication.erasure.removed_models import Removal, remove
+from replication.erasure.removed_models import Removal, put_removal
 from replication.errors import ModelDiffers, RegionError
+from replication.feed.announcing import announce_models
+from replication.formats.keeping import BELL
 from replication.formats.manifests import encode
 from replication.formats.region import open_region
 from replication.formats.rules import Rule
@@ -65,7 +67,7 @@ async def removed(region: Region, made: Any) -> None:
     stone = Removal(
         made.manifest.model, made.manifest.revision, region.clock(), "me", int(region.clock() + 1e6)
     )
-    await remove(region.inner, stone)
+    await put_removal(region.inner, stone)
 
 
 def test_a_manifest_that_nobody_announced_is_announced_when_it_is_old_and_whole() -> None:
@@ -183,7 +185,8 @@ def test_nothing_is_forgotten_because_a_place_is_away() -> None:
 
 
 def test_what_was_removed_leaves() -> None:
-    """A manifest that came back after its removal is deleted and forgotten, and its caches with it; others stay."""
+    """The keeper says that it is removed, so all catalogues forget it, and deletes its manifest and caches; what comes back or is announced
+    once more goes as well; others stay."""
 
     async def main(region: Region) -> None:
         made, other = make_model(revision="1"), make_model(revision="2")
@@ -191,9 +194,18 @@ def test_what_was_removed_leaves() -> None:
         node = await region.node("a")
         await publish(region.inner, made, other, caches, clock=region.clock)
         await known(node)
+        reader = await region.node("b")
+        await known(reader)
         await removed(region, made)
+        await asyncio.sleep(60.0)
+        assert set(reader.catalogue.models) == set(node.catalogue.models) == {other.name}
+        assert not {made.name, caches.name} & region.inner.stored.keys()
         await put_model(region.inner, made)
         await put_model(region.inner, caches)
+        await announce_models(region.inner, [made.announced], region.clock, random.Random())
+        await asyncio.sleep(60.0)
+        assert set(reader.catalogue.models) == {other.name} and made.name not in region.inner.stored
+        await put_model(region.inner, made)
         report, found = await audited(node, region)
         assert report.models.removed == 2 and {one.kind for one in found} == {Kind.ERASED}
         assert set(node.catalogue.models) == {other.name}
@@ -251,18 +263,15 @@ def test_verify_reads_chunks_and_brings_models_from_another_region(monkeypatch: 
         home.inner.stored[name] = flip(made.chunks[name], 5)
         rules = [WEIGHTS]
 
+        def stored() -> dict[str, bytes]:
+            return {name: content for name, content in home.inner.stored.items() if name != BELL}
+
         async def verified(number: int, repairs: bool) -> tuple[list[Finding], dict[str, int]]:
             found: list[Finding] = []
             follow: list[Outside] = []
             for region, label in ((home, "eu"), (source, "na")):
                 outside = await Outside.open(
-                    region.inner,
-                    "acme",
-                    label,
-                    Path(f"{label} {number}"),
-                    10.0,
-                    region.clock,
-                    random.Random(1),
+                    region.inner, "acme", label, Path(f"{label} {number}"), 10.0, random.Random(1)
                 )
                 await outside.follow(found.append, repairs)
                 follow.append(outside)
@@ -272,9 +281,9 @@ def test_verify_reads_chunks_and_brings_models_from_another_region(monkeypatch: 
             lacking = await at_home.lacking_models(there, rules, found.append, repairs)
             return found, {"chunks": read.chunks, "damaged": read.damaged, "lacking": lacking}
 
-        before = dict(home.inner.stored)
+        before = stored()
         found, figures = await verified(1, repairs=False)
-        assert figures == {"chunks": 6, "damaged": 1, "lacking": 1} and before == home.inner.stored
+        assert figures == {"chunks": 6, "damaged": 1, "lacking": 1} and before == stored()
         assert {(one.kind, one.pack, one.repaired) for one in found} == {
             (Kind.DAMAGED, name, ""), (Kind.LACKING, other.name, ""),
         }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from replication.erasure.removed_models import Removal, remove
+from replication.erasure.removed_models import Removal, put_removal
 from replication.feed.announcing import announce_models
 from replication.feed.tail import POLL_INTERVAL_S
 from replication.formats.announced_models import AnnouncedModel
@@ -242,12 +242,12 @@ def test_what_was_removed_is_not_copied_and_does_not_come_back() -> None:
 
     async def main(world: World) -> None:
         there, here, stays = (make_model(revision=revision) for revision in ("1", "2", "3"))
-        await remove(world.eu.objects, removal(here, world))
+        await put_removal(world.eu.objects, removal(here, world))
         await publish(world.na.objects, there, here, stays, clock=world.clock)
         await world.mirror(WEIGHTS)
         await asyncio.sleep(SOON_S)
         assert has(world.eu, there, stays) and here.name not in world.eu.objects.stored
-        assert await remove(world.na.objects, removal(there, world)) == [there.name]
+        await put_removal(world.na.objects, removal(there, world))
         await asyncio.sleep(3 * SWEEP_INTERVAL_S)
         assert {there.name, here.name} & world.eu.objects.stored.keys() == set() and has(world.eu, stays)
         state = await state_of(world)
@@ -269,7 +269,7 @@ def test_removed_while_a_mirror_copies_it(at_home: bool) -> None:
                 await world.mirror(WEIGHTS)
             await asyncio.sleep(2.0 * number)
             bucket = world.eu if at_home else world.na
-            await remove(bucket.objects, removal(made, world))
+            await put_removal(bucket.objects, removal(made, world))
             await asyncio.sleep(300.0)
             assert made.name not in world.eu.objects.stored, number
 
