@@ -300,9 +300,9 @@ class Keeper:
         try:
             await self._objects.put(NEWS, encode_news(news))
         except (ObjectRefused, ObjectDamaged) as error:
-            self.problems.note(NEWS, f"cannot be written: {error}", fix="may this process put objects there?")
             self._term = term = replace(term, beat=self._beat)
-            await self._objects.put(term.name, encode_term(term))
+            await self._objects.put(term.name, encode_term(term))  # where that fails, it is the place
+            self.problems.note(NEWS, f"cannot be written: {error}", fix="may this process put objects there?")
         else:
             self.problems.over(NEWS)
             self.news.tell(news)

@@ -237,6 +237,21 @@ def test_objects_that_are_refused_cost_no_keeper(sick: str) -> None:
     run(main())
 
 
+def test_a_place_that_refuses_all_writes_is_no_fault_of_the_news() -> None:
+    """Who keeps a region whose bucket takes nothing any more says nothing of one object: the place is the problem."""
+
+    async def main() -> None:
+        objects = Sick()
+        group = Group(objects)
+        keeper = await group.add()
+        await group.one(10.0)
+        objects.unwritable = [NEWS, *map(term_name, range(100))]
+        await group.watched(MINUTE_S)
+        assert not keeper.holds and not keeper.problems.all()
+
+    run(main())
+
+
 @pytest.mark.parametrize("content", [b"", b"rubbish", encode_term(Term(7, Holder("0" * 16, "", False)))])
 def test_what_is_no_term_or_no_news_harms_nobody(content: bytes) -> None:
     """Objects in `keeper/` that are damaged, lie under another number, or have no name of ours, and news that are damaged, are told,
