@@ -13,16 +13,17 @@ from typing import Final, Protocol
 
 from kvstore.daemon.config.config import Config
 from kvstore.io_pool import Io
-from kvstore.security.tls import TlsError, TlsFiles, problem_of, read_pem
+from kvstore.security.tls import Flaw, TlsError, flaw_of, read_pem
 from kvstore.security.watched import Watched
 from kvstore.units import format_bytes
-from replication.problems import Problem
+from replication.problems import Level, Problem
 from tiers.dram import memory_limits
 
 LOOK_S: Final = 5.0  # between two looks
 CERTIFICATES_S: Final = 30.0  # between two looks at certificates that have not changed: each is a handshake
 SHORT_BYTES: Final = 64 << 20  # free: with less the kernel may kill somebody
 CALM_BYTES: Final = 96 << 20  # … until so much is
+CERTIFICATE_FIX: Final = "put a new one in its place: it is read without a restart"
 _MEMORY_FIX: Final = "lower dram.capacity_bytes, or give it more: the kernel kills who takes the rest"
 
 
@@ -59,7 +60,7 @@ class Surroundings:
         self._is_looking = False
         self._look_at_s = self._certificates_at_s = float("-inf")
         self._seen: tuple[Problem, ...] = ()
-        self._certificates = ""  # why nobody trusts them
+        self._flaw: Flaw | None = None  # of the certificates
 
     def look(self) -> None:
         """Have it looked after; returns at once."""
@@ -96,15 +97,12 @@ class Surroundings:
             return
         if self._watched.has_changed() or now_s >= self._certificates_at_s:
             self._certificates_at_s = now_s + CERTIFICATES_S
-            self._certificates = _why_not(files)
-        if self._certificates:
-            fix = "put a new one in its place: it is read without a restart"
-            yield Problem("certificate", str(files.certificate), self._certificates, fix)
-
-
-def _why_not(files: TlsFiles) -> str:
-    try:
-        problem = problem_of(files, read_pem(files)[0])
-    except TlsError as error:
-        return f"{error}; those that were read before stay in use"
-    return f"clients refuse it: {problem}" if problem else ""
+            try:
+                self._flaw = flaw_of(files, *read_pem(files))
+            except TlsError as error:
+                self._flaw = Flaw(
+                    files.certificate, f"{error}; those that were read before stay in use", True
+                )
+        if flaw := self._flaw:
+            level: Level = "problem" if flaw.is_refused else "warning"
+            yield Problem("certificate", str(flaw.file), flaw.text, CERTIFICATE_FIX, level)

@@ -4,8 +4,9 @@
                                                 ╰─▶ the page: an SSLContext, chosen for each connection
 
 Every client must have a certificate that the CA has signed. What does not fit at a start is one line, and no start; later the
-certificates that were good stay in use, and the log has the line. A connection is as good as the certificates were that it began
-with: doors give connections an age, and no session is resumed, so that a CA taken out is out for good after that.
+certificates that were good stay in use, and the log has the line. Before one ends there is a warning. A connection is as good as
+the certificates were that it began with: doors give connections an age, and no session is resumed, so that a CA taken out is out
+for good after that.
 """
 
 from __future__ import annotations
@@ -16,18 +17,24 @@ import ssl
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvstore.constants import CONFIG_FILE_BYTES_MAX
 from kvstore.errors import StartSettingError
 from kvstore.security.watched import Watched
+from kvstore.units import format_time
 from tiers.reading import Unreadable, read_bytes
 
 if TYPE_CHECKING:
     import grpc
+
+# A certificate that ends within so long, or within such a part of its life where that is less, is warned of: who renews by himself
+# does so earlier (SPIRE at half of it, cert-manager at two thirds, a kubelet at nine tenths at the latest).
+SOON_S: Final = 7 * 86_400.0
+SOON_SHARE: Final = 0.1
 
 log = logging.getLogger("kvstore.security")
 
@@ -42,6 +49,14 @@ class TlsFiles(NamedTuple):
     certificate: Path
     key: Path
     ca: Path
+
+
+class Flaw(NamedTuple):
+    """What is wrong with one of them. is_refused: now; else from a time on that is near."""
+
+    file: Path
+    text: str
+    is_refused: bool
 
 
 class Pem:
@@ -83,8 +98,8 @@ class Tls:
         self._watched = Watched(files, clock)
         self._watched.has_changed()
         self._pem, self._context = read_pem(files)
-        if problem := problem_of(files, self._pem):
-            log.warning("%s: clients will refuse it: %s", files.certificate, problem)
+        if flaw := flaw_of(files, self._pem, self._context):
+            log.warning("%s: %s", flaw.file, flaw.text)
 
     def newest(self) -> tuple[Pem, ssl.SSLContext]:
         """The same objects until the files change."""
@@ -145,24 +160,45 @@ def identity_of(connection: ssl.SSLObject | None) -> dict[str, list[bytes]]:
     }
 
 
-def problem_of(files: TlsFiles, pem: Pem) -> str:
-    """Why whoever trusts this certificate would refuse it: it has expired, is not valid yet, is not a server's. "" where not."""
-    server = _own(files, pem)
+def flaw_of(
+    files: TlsFiles, pem: Pem, context: ssl.SSLContext, clock: Callable[[], float] = time.time
+) -> Flaw | None:
+    """Why whoever trusts this certificate refuses it: it has expired, is not valid yet, is not a server's. Else what ends soon: this
+    one or one between it and its authority, or all authorities of the clients. pem, context: as `read_pem` has them. clock: unix seconds."""
+    now_s = clock()
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     client.load_verify_locations(cadata=pem.certificate.decode(errors="replace"))
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = (client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True))
+    asking = client.wrap_bio(back, there)
     try:
-        for side in sides * 3:
+        for side in (asking, _own(files, pem).wrap_bio(there, back, server_side=True)) * 3:
             with suppress(ssl.SSLWantReadError):
                 side.do_handshake()
     except ssl.SSLCertVerificationError as error:
-        return str(error.verify_message)
+        return Flaw(files.certificate, f"clients refuse it: {error.verify_message}", True)
     except ssl.SSLError as error:
-        return _why(error)
-    return ""
+        return Flaw(files.certificate, f"clients refuse it: {_why(error)}", True)
+    own = [asking.getpeercert() or {}, *client.get_ca_certs()]
+    if ends := min(_ends_soon(own, now_s), default=0.0):
+        return Flaw(files.certificate, f"clients refuse it from {format_time(ends)} UTC on: it ends", False)
+    authorities = context.get_ca_certs()
+    if len(ending := _ends_soon(authorities, now_s)) == len(authorities):
+        ends = max(ending)
+        text = f"no client's certificate is good from {format_time(ends)} UTC on: the last authority ends"
+        return Flaw(files.ca, text, ends <= now_s)
+    return None
+
+
+def _ends_soon(certificates: Iterable[Mapping[str, Any]], now_s: float) -> list[float]:
+    """Unix seconds at which those end that do so soon."""
+    found = []
+    for one in certificates:
+        begin_s, end_s = (ssl.cert_time_to_seconds(one[name]) for name in ("notBefore", "notAfter"))
+        if end_s - now_s < min(SOON_S, SOON_SHARE * (end_s - begin_s)):
+            found.append(float(end_s))
+    return found
 
 
 def _own(files: TlsFiles, pem: Pem) -> ssl.SSLContext:

@@ -61,6 +61,7 @@ def _loop(le: str) -> dict[str, str]:
 
 _BREAKER = "kvstore_breaker_open{breaker='nvme0 loads'}"
 _CREDENTIALS = "kvstore_problem{kind='credentials',subject='na',level='problem'}"
+_ENDS = "kvstore_problem{kind='certificate',subject='/tls.crt',level='warning'}"
 _EMPTY, _FULL, _WELL = (
     f"kvstore_disk_state{{level='nvme0', directory='/mnt/a/kv', state='{state}'}}"
     for state in ("empty", "full", "ok")
@@ -113,6 +114,8 @@ CASES = [
     Case("KVStoreEventsLost", "5m", None, {"kvstore_events_lost_blocks_total": "900x10"}),
     Case("KVStoreProblem", "7m", {"kind": "credentials", "subject": "na", "level": "problem"}, {_CREDENTIALS: "_ 1x9"}),
     Case("KVStoreProblem", "7m", None, {_CREDENTIALS: "1x3 stale", "kvstore_problem{kind='feed',subject='na',level='warning'}": "1x9"}),
+    Case("KVStoreCertificateEnds", "7m", {"kind": "certificate", "subject": "/tls.crt", "level": "warning"}, {_ENDS: "_ 1x9"}),
+    Case("KVStoreCertificateEnds", "7m", None, {_ENDS.replace("warning", "problem"): "1x9"}),
     Case("KVStoreMirrorStopped", "5m", {"job": "kvstore-mirror"}, {"up{job='kvstore-mirror'}": "1 0x9"}),
     Case("KVStoreMirrorStopped", "5m", None, {"up{job='kvstore-mirror'}": "1 0 1 0 0 1 1"}),
     Case("KVStoreMirrorLate", "9m", {"source": "na"}, {"kvstore_mirror_oldest_age_seconds{source='na'}": "950+60x10"}),

@@ -117,6 +117,10 @@ def test_doctor_looks_at_certificates_and_the_access_file(files: dict[str, Path]
     for name, content in zip(("certificate", "key"), expired, strict=True):
         files[name].write_bytes(content)
     assert found()[0] == "warning" and "expired" in found()[1]
+    ends = Authority().signed(begins=-300 * DAY, ends=5 * DAY)
+    for name, content in zip(("certificate", "key"), ends, strict=True):
+        files[name].write_bytes(content)
+    assert found()[0] == "warning" and "clients refuse it from" in found()[1]
     files["access"].write_text("[[grant]]")
     assert found()[0] == "problem" and "access.toml: line 1" in found()[1]
 

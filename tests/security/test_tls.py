@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from kvstore.errors import NotKnown
 from kvstore.security.identity import Gate, bearer
-from kvstore.security.tls import Tls, TlsError, TlsFiles, identity_of, problem_of, read_pem
+from kvstore.security.tls import Tls, TlsError, TlsFiles, flaw_of, identity_of, read_pem
 from tests.security.certificates import DAY, Authority, pem_of, write
 
 ENGINE = "spiffe://prod.example/ns/serving/sa/engine"
@@ -275,4 +276,27 @@ def test_a_certificate_that_clients_will_refuse_is_a_warning(
         Tls(files)
         assert [record.levelname for record in caplog.records] == ["WARNING"] and words in caplog.text
     files = setting.written(setting.clients)
-    assert problem_of(files, read_pem(files)[0]) == ""
+    assert flaw_of(files, *read_pem(files)) is None
+
+
+def test_what_ends_soon_is_told_before_it_does(setting: Setting) -> None:
+    """A week before, or a tenth of its life where that is less: what is renewed every hour is not told of all the time. An
+    authority of clients counts where there is no other one that lasts."""
+
+    def is_told(begins: timedelta, ends: timedelta) -> bool:
+        own = setting.servers.signed(begins=begins, ends=ends)
+        files = write(setting.directory, *own, setting.clients.pem)
+        flaw = flaw_of(files, *read_pem(files))
+        assert flaw is None or (flaw.file, flaw.is_refused) == (files.certificate, False)
+        return flaw is not None and "clients refuse it from " in flaw.text
+
+    year, hour, minute = 365 * DAY, DAY / 24, DAY / 1440
+    assert is_told(-year, 6 * DAY) and not is_told(-year, 8 * DAY)
+    assert is_told(-55 * minute, 5 * minute) and not is_told(-50 * minute, 10 * minute)
+    assert not is_told(-hour, year)
+    now_s = time.time() + 9.5 * DAY.total_seconds()  # of an authority there are ten days, of eleven
+    files = write(setting.directory, *setting.servers.signed(ends=year), setting.clients.pem)
+    flaw = flaw_of(files, *read_pem(files), lambda: now_s)
+    assert flaw is not None and (flaw.file, flaw.is_refused) == (files.ca, False)
+    flaw = flaw_of(files, *read_pem(files), lambda: now_s + DAY.total_seconds())
+    assert flaw is not None and flaw.is_refused and "no client's certificate" in flaw.text

@@ -75,6 +75,11 @@ def test_a_certificate_that_expires(tmp_path: Path) -> None:
     certificates.write(tmp_path, *expired, authority.pem)
     assert found(it, clock) == [("certificate", str(files.certificate))]
     assert "expired" in next(it.wrong()).text and found(unused, clock) == []
+    ends = authority.signed(begins=-timedelta(days=300), ends=timedelta(days=5))
+    certificates.write(tmp_path, *ends, authority.pem)
+    assert found(it, clock) == [("certificate", str(files.certificate))]
+    [problem] = it.wrong()
+    assert (problem.level, "clients refuse it from" in problem.text) == ("warning", True) and problem.fix
     files.certificate.write_bytes(b"rubbish")
     assert "stay in use" in (found(it, clock) and next(it.wrong()).text)
     certificates.write(tmp_path, *authority.signed(), authority.pem)
