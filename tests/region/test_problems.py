@@ -18,7 +18,7 @@ from tests.region.proxy import Proxy
 from tests.region.regions import S3_KEYS, arguments, chain, init, regions_file, space_of, status, store, until
 from tests.region.test_mirror_process import make
 from tests.running import Daemon, Place, kvstore
-from tests.web.asked import get
+from tests.web.asked import get, url_of
 
 Serve = Callable[..., Daemon]
 
@@ -46,11 +46,13 @@ def of_kind(problems: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 def test_credentials_that_expire_are_one_reason(
     tmp_path: Path, serve: Serve, regions: Path, proxy: Proxy
 ) -> None:
-    """A store that answers 403 ExpiredToken under a little traffic is one problem, with what to do; the log has a handful of lines,
-    whatever failed how often; all of it is over when the store takes them again. tests/bench/test_drill.py: it is told everywhere."""
+    """A store that answers 403 ExpiredToken under a little traffic is one problem, with what to do, and the only one of its objects;
+    /healthz names it and stays 200; the log has a handful of lines, whatever failed how often; all of it is over when the store
+    takes them again. tests/bench/test_drill.py: it is told everywhere."""
     place = Place(tmp_path / "node")
     place.path.mkdir()
-    daemon = serve(place, *arguments(place, regions, "na", "--set=durable.seen_times=1"), **S3_KEYS)
+    words = ("--set=durable.seen_times=1", "--set=web.listen=127.0.0.1:0")
+    daemon = serve(place, *arguments(place, regions, "na", *words), **S3_KEYS)
     with Client(str(daemon.socket), timeout_s=5.0) as client:
         space, prompts = space_of(client), iter(range(1, 10_000))
 
@@ -68,6 +70,9 @@ def test_credentials_that_expire_are_one_reason(
         [problem] = of_kind(client.status()["problems"], "credentials")
         assert (problem["subject"], problem["level"]) == ("na", "problem") and problem["fix"]
         assert "403 ExpiredToken" in problem["text"]
+        assert not of_kind(client.status()["problems"], "object")
+        health = get(url_of(daemon), "/healthz")
+        assert health.status == 200 and "credentials na: " in health.text
         proxy.mode = "pass"
         until(lambda: not traffic(), 60.0)
         until(lambda: "is right again" in daemon.log())
@@ -111,8 +116,9 @@ def test_a_mirror_tells_of_itself_as_a_daemon_does(
         assert found == told | {"kvstore_problem", "kvstore_problem_seconds"}
         assert get(url, "/healthz").text == "ok\n" and get(url, "/metrics", Host="a.example").status == 403
         proxy.mode = "expired"
-        until(lambda: get(url, "/healthz").status == 503)
         until(lambda: why(url) == {"credentials", "mirror"})
+        health = get(url, "/healthz")
+        assert health.status == 200 and health.text.startswith("ok: ") and "403 ExpiredToken" in health.text
         row = 'kvstore_problem{kind="credentials",level="problem",subject="na"} 1.0'
         assert row in get(url, "/metrics").text
         proxy.mode = "pass"

@@ -1,7 +1,7 @@
 """What `kvstore mirror --metrics` serves: the figures of a mirror for Prometheus, and its health.
 
     GET /metrics    names.py has every metric
-    GET /healthz    200 without problems, else 503 with the first one; ?o=json
+    GET /healthz    200 while it answers, with the first problem; 503 where a part of it failed, which a restart may mend; ?o=json
 
 Only on this machine: an agent of Prometheus on it asks, or a reverse proxy that knows who may.
 """
@@ -24,6 +24,7 @@ from kvstore.tools.web.collector import encoded, family, of_problems
 from kvstore.tools.web.names import METRICS
 from kvstore.tools.web.server import HEADERS, is_called, names_of, told
 
+_OWN: Final = ("task", "bug")  # kinds of problems that are the process's own
 _OF_STATE: Final = (
     ("kvstore_mirror_oldest_age_seconds", "oldest_age_s"),
     ("kvstore_mirror_lag_p99_seconds", "lag_p99_s"),
@@ -85,6 +86,5 @@ def _answered(
         return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
     if request.path == "/healthz":
         problems = figures().problems
-        is_well = not any(problem["level"] == "problem" for problem in problems)
-        return told(request, is_well, problems)
+        return told(request, not any(one["kind"] in _OWN for one in problems), problems)
     return web.Response(status=404, text="not here: there are /metrics and /healthz\n")
