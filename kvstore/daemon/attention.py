@@ -14,15 +14,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from kvstore.constants import MEMORIES
+from kvstore.constants import MEMORIES, NAMESPACES_MAX
 from kvstore.daemon.config.settings import Settings
+from kvstore.daemon.config.sizing import enough_slabs
 from kvstore.daemon.telling import facts_of
 from kvstore.daemon.traffic import Traffic
 from kvstore.engine.engine import Engine
 from kvstore.engine.queues import queues
 from kvstore.ledger.latencies import BOUNDS_S, Histogram
 from kvstore.protocol import answers
-from kvstore.units import count, format_bytes, format_duration, percent, plural
+from kvstore.units import count, exact_bytes, format_bytes, format_duration, percent, plural
 from replication.problems import Problem, Problems
 
 QUEUE_NEAR: Final = 0.8  # of its limit
@@ -101,6 +102,7 @@ class Attention:
         yield from self._traffic.wrong()
         for name, text in parts.missing().items():
             yield Problem("missing", name, text, "put it back, or restart the daemon when it suits")
+        yield from self._slabs()
         yield from (_of_breaker(each) for each in parts.engine.breakers() if each["state"] != "closed")
         yield from self._queues()
         yield from self._budget()
@@ -118,6 +120,21 @@ class Attention:
             if self._near.setdefault(name, _Held(QUEUE_LOOKS)).look(is_near):
                 fix = "docs/operations.md#queues-and-their-limits says what is refused or waits"
                 yield Problem("queue", name, f"{count(length)} of {count(limit)}", fix, "warning")
+
+    def _slabs(self) -> Iterator[Problem]:
+        """Too few for records of so many sizes: each size needs slabs of its own."""
+        engine, dram = self._parts.engine, self._parts.settings.config.dram
+        capacity_bytes, slab_bytes = engine.arena.stats().capacity_bytes, engine.arena.layout.slab_bytes
+        if (slabs := capacity_bytes // slab_bytes) >= NAMESPACES_MAX:
+            return
+        sizes = {one.slot_bytes for one in engine.namespaces if one.users or not one.is_empty}
+        if slabs >= len(sizes):
+            return
+        text = f"{plural(slabs, 'slab')} of {format_bytes(slab_bytes)} for records of {len(sizes)} sizes, which drive each other out"
+        fix, smaller_bytes = "a larger dram.capacity_bytes", enough_slabs(dram, capacity_bytes, sizes)
+        if smaller_bytes < slab_bytes:
+            fix += f'; or dram.slab_bytes = "{exact_bytes(smaller_bytes)}"'
+        yield Problem("slabs", "arena", text, fix, "warning")
 
     def _budget(self) -> Iterator[Problem]:
         budget = self._parts.engine.write_budget_status()

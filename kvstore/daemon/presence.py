@@ -4,7 +4,6 @@
     data_dir      what we know is kept there: its lock and its mark
     arena         the next daemon finds the memory by its names
 
-
 NVMe directories are looked after by kvstore/daemon/disks/watch.py.
 
 Others remove files: an operator who tidies up, a cleaner of old files. What is gone is a
@@ -25,7 +24,6 @@ from kvstore.errors import StartError
 from kvstore.io_pool import Io
 
 log = logging.getLogger("kvstore.daemon.presence")
-
 
 Seen = tuple[str, DoorSocket | None]
 _NOT_SEEN: Seen = ("", None)

@@ -61,7 +61,6 @@ from kvstore.engine.live import live_steps
 from kvstore.errors import SocketPathError, StartError
 from kvstore.events.journal import Change, Journal, held
 from kvstore.health.write_budget_file import WriteBudgetFile
-from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.io_pool import IoPool
 from kvstore.ledger.latencies import Histogram
 from kvstore.ledger.totals import Totals
@@ -349,7 +348,6 @@ class Service:
     def _make_engine(self, io: IoPool, pools: Sequence[IoPool]) -> None:
         storage, config, region = self.storage, self.config, self._region
         later, turns = asyncio.get_running_loop().call_later, self._turns
-        namespaces = NamespaceRegistry(storage.data_dir.namespaces_path)
         totals = Totals(self.config.region, storage.data_dir.totals_path)
         self._write_budget_file = WriteBudgetFile(storage.data_dir.write_budget_path)
         persisted = persisting(self.config, region.home if region is not None else None)
@@ -362,7 +360,7 @@ class Service:
                 Drive(device, pool, config.engine.io_threads, config.nvme.stall_s, str(device.path))
                 for device, pool in zip(storage.devices, pools, strict=True)
             ],
-            namespaces,
+            storage.namespaces,
             io,
             SELECTABLE[config.engine.policy](lambda steps: later(POLICY_LEARNS_AFTER_S, turns.run, steps)),
             totals=totals,

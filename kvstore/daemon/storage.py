@@ -23,6 +23,7 @@ from kvstore.daemon.config.sizing import plan_arena
 from kvstore.daemon.data_dir import DataDir, hold
 from kvstore.daemon.disks.known import Known
 from kvstore.daemon.last_run import LastRun
+from kvstore.index.namespaces import NamespaceRegistry
 from tiers.dram.arena import Arena, open_arena
 from tiers.errors import OpenError
 from tiers.nvme.device import Device
@@ -44,6 +45,7 @@ class Storage:
     arena: Arena
     devices: list[Device]
     known: Known
+    namespaces: NamespaceRegistry
 
     def close(self, keep_arena: bool) -> None:
         """Flush and let go of everything; the arena's memory is given back unless `keep_arena`."""
@@ -73,7 +75,11 @@ def open_storage(config: Config) -> Storage:
                 "memory ran out while the last daemon served, and the kernel killed: %s of it stay free now",
                 format_bytes(last_run.headroom_bytes),
             )
-        plan = plan_arena(config.dram, data_dir.instance, last_run.headroom_bytes, last_run.was_killed)
+        namespaces = NamespaceRegistry(data_dir.namespaces_path)
+        sizes = {namespace.slot_bytes for namespace in namespaces}
+        plan = plan_arena(
+            config.dram, data_dir.instance, last_run.headroom_bytes, last_run.was_killed, sizes=sizes
+        )
         last_run.begin()  # before memory is touched
         opened.callback(last_run.end)
         layout = plan.layout
@@ -94,7 +100,7 @@ def open_storage(config: Config) -> Storage:
             },
         )
         opened.pop_all()
-        return Storage(data_dir, last_run, arena, devices, known)
+        return Storage(data_dir, last_run, arena, devices, known, namespaces)
 
 
 def _require_places(directories: Sequence[Path]) -> None:

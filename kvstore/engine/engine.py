@@ -231,7 +231,7 @@ class Engine(Parts):
             )
         if not 0 < spec.record_bytes <= self.arena.layout.slab_bytes:
             raise BadRequest(
-                f"record_bytes {spec.record_bytes}: allowed are 1 to {self.arena.layout.slab_bytes} (dram.slab_bytes)"
+                f"record_bytes {spec.record_bytes}: allowed are 1 to {self.arena.layout.slab_bytes} (dram.slab_bytes, or less in a small arena)"
             )
         namespace = self.namespaces.register(spec)
         self.retention.registered(namespace)

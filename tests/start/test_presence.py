@@ -226,6 +226,26 @@ def test_what_is_gone_is_told(place: Place, serve: Serve, lose: Callable[[Place]
     assert again.stop() == 0
 
 
+def test_an_arena_of_fewer_slabs_than_sizes_is_told(place: Place, serve: Serve) -> None:
+    """Records of one more size than there are slabs are a warning with what to set, and none when they are gone."""
+    serve(place)  # four slabs
+    with connected(place) as client:
+
+        def told() -> list[str]:
+            return [one["text"] + one["fix"] for one in client.status()["problems"] if one["kind"] == "slabs"]
+
+        with connected(place) as other:
+            spaces = [
+                other.namespace(bytes([n]) * 16, n * 20_000, 32, 16, {"model": "m"}) for n in range(1, 6)
+            ]
+            for number, space in enumerate(spaces):
+                other.lookup([space], [bytes(32)], ticket=number, tokens=16)
+            until(lambda: bool(told()), "it is told")
+            [text] = told()
+            assert "4 slabs of 4 MiB for records of 5 sizes" in text and 'dram.slab_bytes = "2MiB"' in text
+        until(lambda: not told(), "it is over")
+
+
 def test_a_cleaner_leaves_the_socket_alone(machine: Machine) -> None:
     """`systemd-tmpfiles --clean` keeps what /proc/net/unix names, however old."""
     if shutil.which("systemd-tmpfiles") is None:

@@ -61,6 +61,33 @@ def test_auto_takes_a_slab_where_a_quarter_is_less(tree: Tree) -> None:
     assert planned(tree, settings(tree, "auto")) == 2 * MIB
 
 
+def test_a_small_auto_arena_has_small_slabs(tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
+    """Four for each size of records that is known, as far as the largest fits; four while none is. It says so. They stay as
+    they are while there are as many as sizes; a size that is asked for has the slabs that are asked for."""
+    tree.available(1024 * MIB, 272 * MIB)  # a quarter: one slab of 64 MiB
+    dram = settings(tree, "auto", slab_bytes=64 * MIB)
+
+    def slabs(dram: Dram = dram, **more: Any) -> tuple[int, int]:
+        layout = plan_arena(dram, INSTANCE, HEADROOM_BYTES, proc=tree.proc, **more).layout
+        return layout.slab_count, layout.slab_bytes // MIB
+
+    with caplog.at_level(logging.INFO):
+        assert slabs() == (4, 16)
+    assert caplog.messages == [
+        'dram.slab_bytes = 64MiB: too large for an arena of 64MiB: its slabs are of 16MiB (dram.capacity_bytes: "auto")'
+    ]
+    assert slabs(sizes=[1 * MIB, 2 * MIB]) == (8, 8)
+    assert slabs(sizes=range(1, 13)) == (32, 2)  # none is smaller
+    assert slabs(sizes=[1, 2, 3, 12 * MIB]) == (4, 16)  # the largest fits
+    assert slabs(settings(tree, "64MiB", slab_bytes=64 * MIB), sizes=[1, 2, 3, 4]) == (1, 64)
+    path = tree.proc.parent / "shm" / arena_name(INSTANCE)
+    open_arena(path, 64 * MIB, 16 * MIB).close()
+    for sizes in ([], [1, 2, 3, 4]):
+        assert slabs(sizes=sizes) == (4, 16)
+    assert slabs(sizes=[1, 2, 3, 4, 5]) == (32, 2)
+    assert slabs(settings(tree, "64MiB", slab_bytes=64 * MIB)) == (1, 64)
+
+
 def test_auto_keeps_the_arena_that_is_there(tree: Tree) -> None:
     """What is free changes from start to start; the arena does not, so that it is adopted."""
     leave(tree, 64 * MIB)

@@ -2,7 +2,7 @@
 
     memory limits ─╮                          ╭▶ what an earlier daemon left, where it is what is asked for
     file system  ──┴─▶ what fits at most ─────┼▶ "auto": a share of what is free
-    found arena  ───── its pages are ours     ├▶ a size that fits
+    found arena  ───── its pages are ours     ├▶ a size that fits            (few slabs for the sizes of records: smaller ones)
                                               ╰▶ one that does not: refused, or with when_short = "shrink" cut down
 
 An arena left by an earlier daemon has its memory already, so adopting it costs nothing, however little is free. Only
@@ -15,12 +15,15 @@ A size beyond a limit is a wrong setting. One that only does not fit at the mome
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from kvstore.constants import MIB
 from kvstore.daemon.config.config import Dram
 from kvstore.errors import MemoryShort, StartSettingError
+from tiers.constants import SLAB_ALIGN_BYTES
 from tiers.dram import memory_limits, pages
 from tiers.dram.arena_files import existing_layout
 from tiers.dram.arenas_left import held_bytes, remove_arena
@@ -29,6 +32,9 @@ from tiers.dram.slot_table import Layout
 from tiers.errors import NotOursError, OpenError
 from tiers.sizes import exact_bytes, format_bytes
 
+SLABS_PER_SIZE: Final = 4  # of records: with fewer slabs one size takes them from another again and again
+SLAB_BYTES_SMALL: Final = 16 * MIB  # and no less, while nobody knows how large records are
+SLABS_FEW: Final = 64  # of an arena with more nobody makes smaller ones
 DRAM_SHARE = 4  # with dram.capacity_bytes = "auto": one part in so many of the memory that is free
 
 log = logging.getLogger("kvstore.daemon.sizing")
@@ -59,18 +65,29 @@ def preferred_directory(dram: Dram) -> Path | None:
 
 
 def plan_arena(
-    dram: Dram, instance: str, headroom_bytes: int, may_shrink: bool = False, proc: Path = memory_limits.PROC
+    dram: Dram,
+    instance: str,
+    headroom_bytes: int,
+    may_shrink: bool = False,
+    proc: Path = memory_limits.PROC,
+    sizes: Collection[int] = (),
 ) -> Plan:
     """Decide, for a start. May give back an arena that there is no room for, and mount huge pages.
 
-    Raises as `look_ahead`.
+    sizes: bytes of records, those that are known, each once. Raises as `look_ahead`.
     """
     found = pages.find_arena(preferred_directory(dram), dram.huge_pages, instance)
     if found is not None:
         _give_back_if_short(found, headroom_bytes // 2, proc)
-    plan = look_ahead(dram, instance, headroom_bytes, may_shrink, proc, may_mount=True)
+    plan = look_ahead(dram, instance, headroom_bytes, may_shrink, proc, True, sizes)
     if plan.why_smaller:
         log.warning("%s: the arena is smaller", plan.why_smaller)
+    slab_bytes, capacity_bytes = plan.layout.slab_bytes, plan.layout.capacity_bytes
+    if slab_bytes < dram.slab_bytes:
+        log.info(
+            "dram.slab_bytes = %s: too large for an arena of %s: its slabs are of %s (dram.capacity_bytes: \"auto\")",
+            exact_bytes(dram.slab_bytes), exact_bytes(capacity_bytes), exact_bytes(slab_bytes),
+        )  # fmt: skip
     return plan
 
 
@@ -81,15 +98,16 @@ def look_ahead(
     may_shrink: bool = False,
     proc: Path = memory_limits.PROC,
     may_mount: bool = False,
+    sizes: Collection[int] = (),
 ) -> Plan:
-    """What a start would decide. Changes nothing but with may_mount. may_shrink: whatever the settings say.
+    """What a start would decide. Changes nothing but with may_mount. may_shrink: whatever the settings say. sizes: as `plan_arena`.
 
     Raises MemoryShort, StartSettingError, or OpenError (what is there cannot be used).
     """
     preferred = preferred_directory(dram)
     found = pages.find_arena(preferred, dram.huge_pages, instance)
     left = _left(found) if found is not None else None
-    if found is not None and left is not None and _is_asked_for(left, dram, may_shrink):
+    if found is not None and left is not None and _is_asked_for(left, dram, may_shrink, sizes):
         too_small = [
             limit
             for limit in _memory(found.parent, proc)
@@ -102,7 +120,21 @@ def look_ahead(
     wish = asked if isinstance(asked, int) else _share(dram, memory_limits.free_bytes(proc) + reusable_bytes)
     layout = Layout.plan(wish, dram.slab_bytes, dram.slot_bytes_min)
     path = pages.choose_arena_path(preferred, dram.huge_pages, layout.needed_bytes, instance, may_mount)
-    return _new(dram, path, layout, headroom_bytes, reusable_bytes, may_shrink, proc)
+    plan = _new(dram, path, layout, headroom_bytes, reusable_bytes, may_shrink, proc)
+    if asked != "auto":
+        return plan
+    slab_bytes = enough_slabs(dram, plan.layout.capacity_bytes, sizes)
+    return replace(plan, layout=replace(plan.layout, slab_bytes=slab_bytes))
+
+
+def enough_slabs(dram: Dram, capacity_bytes: int, sizes: Collection[int]) -> int:
+    """Bytes of a slab, halved until so much is four slabs for each size of records, as far as the largest of these fits."""
+    least, slab_bytes = max([dram.slot_bytes_min, *(sizes or [SLAB_BYTES_SMALL])]), dram.slab_bytes
+    while capacity_bytes < SLABS_PER_SIZE * max(1, len(sizes)) * slab_bytes and slab_bytes >= 2 * least:
+        if slab_bytes % (2 * SLAB_ALIGN_BYTES):
+            break
+        slab_bytes //= 2
+    return slab_bytes
 
 
 def _new(
@@ -170,12 +202,17 @@ def _left(found: Path) -> Layout | None:
         return None
 
 
-def _is_asked_for(left: Layout, dram: Dram, may_shrink: bool) -> bool:
+def _is_asked_for(left: Layout, dram: Dram, may_shrink: bool, sizes: Collection[int]) -> bool:
     """Whether this is an arena that the settings ask for, or allow."""
-    if (left.slab_bytes, left.slot_bytes_min) != (dram.slab_bytes, dram.slot_bytes_min):
+    if left.slot_bytes_min != dram.slot_bytes_min:
         return False
-    if not isinstance(dram.capacity_bytes, int):
-        return True
+    if dram.capacity_bytes == "auto":
+        if left.slab_count < len(sizes) and left.slab_bytes > enough_slabs(dram, left.capacity_bytes, sizes):
+            return False
+        is_few = left.capacity_bytes < SLABS_FEW * dram.slab_bytes
+        return left.slab_bytes == dram.slab_bytes or (is_few and dram.slab_bytes % left.slab_bytes == 0)
+    if left.slab_bytes != dram.slab_bytes:
+        return False
     asked_bytes = dram.capacity_bytes // dram.slab_bytes * dram.slab_bytes
     if may_shrink or dram.when_short == "shrink":
         return left.capacity_bytes <= asked_bytes
