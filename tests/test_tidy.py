@@ -172,6 +172,7 @@ OWNERS_OF_TASKS = {
     "kvstore/door/unix.py": "one for each connection, closed with the door",
     "kvstore/tools/beside.py": "cancelled by its signals",
     "kvstore/tools/web/asking.py": "one question, shared by all who ask it",
+    "kvstore/tools/web/nodes.py": "one look at the bucket at a time; closed with the server",
     "kvstore/tools/web/running.py": "one for each connection that is being made; of too many the oldest goes",
     "kvstore/tools/web/server.py": "closed with the server",
 }

@@ -143,6 +143,45 @@ def test_what_is_wrong_is_said_first(browser: Browser) -> None:
         assert "■ off" in text(page, "#table-levels") and "▲ trying" in text(page, "#table-levels")
 
 
+def node(host: str, state: str, **changes: Any) -> dict[str, Any]:
+    """Of the region, as `kvstore region nodes` has it."""
+    return {
+        "region": "na", "writer": "0a1b2c3d4e5f", "host": host, "age_s": 65.0, "state": state, "dram_bytes": 1 << 30,
+        "nvme_bytes": 0, "load_bytes_per_s": 0.0, "version": "1", "up_s": 7200.0, "sessions": 3, "dram_used_bytes": 1 << 29,
+        "nvme_used_bytes": 0, "hit_ratio": 0.5, "problems": [], **changes,
+    }  # fmt: skip
+
+
+@in_a_browser
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_nodes_of_the_region_are_a_table(browser: Browser, width: int) -> None:
+    """Each as it has said itself, with its first problem; one that never said how it is, too; why none is known; and no table and no
+    question without a region."""
+    wrong = {"kind": "disk", "subject": "nvme0", "text": EVIL, "level": "problem", "since_s": 0.0}
+    silent = {"hit_ratio": None, "sessions": None, "up_s": None, "dram_used_bytes": None, "version": None}
+    rows = [node("a", "ok"), node(EVIL, "problems", problems=[wrong]), node("", "silent", **silent)]
+    said = Told(told.live(region=REGION), told.samples(900))
+    said.nodes = {"nodes": rows, "problem": ""}
+    with served(said) as url:
+        page = opened(browser, url, width)
+        page.wait("document.querySelectorAll('#table-nodes tbody tr').length === 3")
+        first = page.value("[...document.querySelectorAll('#table-nodes tr td')].map((one) => one.innerText)")
+        assert first[:5] == ["a", "ok", "65 s ago", "50.0 %", "50.0 %"]
+        assert EVIL in text(page, "#table-nodes") and "0a1b2c3d" in text(page, "#table-nodes")
+        assert page.value(OUTSIDE) == [] and page.heard() == [] and page.value("window.hurt ?? 0") == 0
+    said = Told(told.live(region=REGION), told.samples(900))
+    said.nodes = {"nodes": [], "problem": "no answer in time"}
+    with served(said) as url:
+        page = opened(browser, url, width)
+        page.wait("document.querySelector('#table-nodes').innerText.includes('no answer in time')")
+    alone = Told(told.live(), told.samples(900))
+    with served(alone) as url:
+        page = opened(browser, url, width)
+        assert (
+            page.value("document.querySelector('#table-nodes').hidden") and "/nodes.json" not in alone.asked
+        )
+
+
 @in_a_browser
 def test_tiles_say_what_the_samples_come_to(browser: Browser) -> None:
     """The hit rate, the tokens a second and the fill are those that anybody would compute from what was told."""

@@ -167,7 +167,10 @@ def test_only_the_files_of_the_page_are_served(url: str, path: str) -> None:
     """Whatever else is asked for is a line, and none of our files."""
     reply = get(url, path)
     assert reply.status == 404
-    assert reply.text == "not here: there are /, /metrics, /healthz, /readyz, /live.json and /history.json\n"
+    assert (
+        reply.text
+        == "not here: there are /, /metrics, /healthz, /readyz, /live.json, /history.json and /nodes.json\n"
+    )
 
 
 @pytest.mark.parametrize(

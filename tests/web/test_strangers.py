@@ -18,7 +18,16 @@ from tests.running import Place
 from tests.web.asked import Serve, get, until, url_of
 
 STRANGER = 65534
-PATHS = ("/live.json", "/metrics", "/healthz", "/healthz?o=json", "/readyz", "/history.json", "/")
+PATHS = (
+    "/live.json",
+    "/metrics",
+    "/healthz",
+    "/healthz?o=json",
+    "/readyz",
+    "/history.json",
+    "/nodes.json",
+    "/",
+)
 SECRETS = ("secret-model", "secret-tenant", "secret-label", (b"h" * 32).hex(), (b"b" * 16).hex())
 
 

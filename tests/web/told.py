@@ -158,6 +158,7 @@ class Told:
         self.live, self.samples = live, samples
         self.up, self.problem, self.age_s = live is not None, "", 0.0
         self.asked: list[str] = []
+        self.nodes: dict[str, Any] = {"nodes": [], "problem": ""}
 
     def live_json(self) -> dict[str, Any]:
         newest = self.samples[-1] if self.samples else None
@@ -186,6 +187,8 @@ def served(told: Told) -> Iterator[str]:
             elif parts.path == "/history.json":
                 since_s = float(parse_qs(parts.query).get("since", ["0"])[0])
                 self._answer(json.dumps(told.history_json(since_s)).encode(), "application/json")
+            elif parts.path == "/nodes.json":
+                self._answer(json.dumps(told.nodes).encode(), "application/json")
             else:
                 path = PAGE / (parts.path.strip("/") or "index.html")
                 self._answer(path.read_bytes(), TYPES[path.suffix])

@@ -25,6 +25,7 @@ def web_process(config: Config) -> Lasting:
         f"--socket={config.socket_path}",
         f"--child={config.log.level},{config.log.format}",
         f"--access={config.security.access_file}",
+        *(("--region", config.region, str(config.regions_file)) if config.regions_file else ()),
         *(("--tls", *map(str, config.web_tls)) if config.web_tls is not None else ()),
     ]
     return Lasting("kvstore web", command, bool(config.web.listen))

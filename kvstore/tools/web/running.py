@@ -17,6 +17,7 @@ from kvstore.security.identity import Gate
 from kvstore.security.tls import Tls
 from kvstore.tools.beside import bound, until_ended
 from kvstore.tools.web.asking import Asking
+from kvstore.tools.web.nodes import Nodes
 from kvstore.tools.web.server import Web
 from kvstore.tools.web.strangers import Askers, Names
 
@@ -34,6 +35,7 @@ async def serve(
     names_for: Names,
     socket_path: Path,
     security: tuple[Tls | None, Gate],
+    nodes: Nodes,
     is_child: bool,
     ready: Callable[[str], None],
     signals: Signals,
@@ -43,7 +45,9 @@ async def serve(
     Raises StartError where it cannot listen and is no child.
     """
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a line for each peer that speaks no HTTP
-    await until_ended(_live(listen, names_for, socket_path, security, is_child, ready), is_child, signals)
+    await until_ended(
+        _live(listen, names_for, socket_path, security, nodes, is_child, ready), is_child, signals
+    )
 
 
 async def _live(
@@ -51,6 +55,7 @@ async def _live(
     names_for: Names,
     socket_path: Path,
     security: tuple[Tls | None, Gate],
+    nodes: Nodes,
     is_child: bool,
     ready: Callable[[str], None],
 ) -> None:
@@ -61,7 +66,7 @@ async def _live(
         )
     door = await bound("web", listen, is_child, ready)
     asking = Asking(socket_path)
-    served = Web(asking, listen, Askers(names_for, gate), tls)
+    served = Web(asking, listen, Askers(names_for, gate), tls, nodes)
     runner = web.AppRunner(served.app(), access_log=None, shutdown_timeout=_CLOSE_S)
     try:
         await runner.setup()
@@ -74,6 +79,7 @@ async def _live(
         await runner.cleanup()
         door.close()
         asking.close()
+        nodes.close()
 
 
 async def _accept(door: socket.socket, server: web.Server, context: ssl.SSLContext | None) -> None:

@@ -5,6 +5,7 @@
     GET /healthz       200 while the daemon answers in time and is healthy itself, else 503; one line with what is wrong, ?o=json
     GET /readyz        200 while the daemon answers: it can serve, adopting or not
     GET /live.json     the newest answer of the daemon
+    GET /nodes.json    nodes of the region, as `kvstore region nodes -o json` has them; found while somebody asks, once a minute at most
     GET /history.json  samples of the last hours; ?since=T: newer than T (unix s); ?step=S: S seconds put together (5, 10, … 3600)
 
 /live.json:
@@ -69,6 +70,7 @@ from kvstore.security.tls import Tls
 from kvstore.tools.web.asking import Answer, Asking
 from kvstore.tools.web.collector import exposition, kind_of
 from kvstore.tools.web.history import History
+from kvstore.tools.web.nodes import Nodes
 from kvstore.tools.web.strangers import Askers
 
 WEB_CONNECTION_AGE_S = 600.0  # of one with a certificate, which may have expired meanwhile
@@ -101,8 +103,16 @@ HEADERS = {
 class Web:
     """All that is served of one daemon."""
 
-    def __init__(self, asking: Asking, listen: Listen, askers: Askers, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        asking: Asking,
+        listen: Listen,
+        askers: Askers,
+        tls: Tls | None = None,
+        nodes: Nodes | None = None,
+    ) -> None:
         self._asking = asking
+        self._nodes = nodes or Nodes()
         self._askers = askers
         self._tls = tls
         self._since_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # when a connection first asked
@@ -115,6 +125,7 @@ class Web:
             "/readyz": self._readyz,
             "/live.json": self._live,
             "/history.json": self._samples,
+            "/nodes.json": self._region,
         }
 
     def app(self) -> web.Application:
@@ -259,6 +270,11 @@ class Web:
         }
         return _json(_with(head, "samples", self._history.since(since_s, step_s)))
 
+    async def _region(self, request: web.Request) -> web.Response:
+        """Its nodes."""
+        found = self._askers.as_read_by(self._askers.principal(request), self._nodes.newest())
+        return _json(msgspec.json.encode(found))
+
     def _head(self, answer: Answer) -> dict[str, Any]:
         known = self._known
         now_s = None
@@ -296,7 +312,10 @@ def _page_file(path: str) -> web.Response:
     file = PAGE / path[1:]
     content_type = _TYPES.get(file.suffix)
     if not _FILE.fullmatch(path) or content_type is None or not file.is_file():
-        return _line(404, "not here: there are /, /metrics, /healthz, /readyz, /live.json and /history.json")
+        return _line(
+            404,
+            "not here: there are /, /metrics, /healthz, /readyz, /live.json, /history.json and /nodes.json",
+        )
     body = file.read_bytes()
     if content_type.startswith("text/") or content_type.endswith("xml"):
         return web.Response(body=body, content_type=content_type, charset="utf-8")

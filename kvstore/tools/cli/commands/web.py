@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for of_kvstore_serve in ("--child", "--access"):
         parser.add_argument(of_kvstore_serve, help=argparse.SUPPRESS)
     parser.add_argument("--tls", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--region", nargs=2, help=argparse.SUPPRESS)
     add_config_arguments(parser)
 
 
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from kvstore.daemon.listening import parse_listen
     from kvstore.security.identity import Gate
     from kvstore.security.tls import Tls, TlsFiles
+    from kvstore.tools.web.nodes import Nodes
     from kvstore.tools.web.running import serve
 
     if args.child is not None:
@@ -46,11 +48,13 @@ def run(args: argparse.Namespace) -> int:
             raise CliError(f"web: --child {args.child}: not a level and a format of the log", exit_code=USAGE)
         text, names_for, path = args.listen, args.names, socket_path(args)
         files, access = TlsFiles(*map(Path, args.tls)) if args.tls else None, args.access
+        region = args.region or ()
     else:
         config = load_config(args, web__listen=args.listen, web__names=args.names).config
         level, form = config.log.level, config.log.format
         text, names_for, path = config.web.listen, config.web.names, config.socket_path
         files, access = config.web_tls, config.security.access_file
+        region = (config.region, str(config.regions_file))
     if not text:
         raise CliError(
             'web: web.listen is "", which turns it off: choose an address with --listen', exit_code=USAGE
@@ -59,5 +63,6 @@ def run(args: argparse.Namespace) -> int:
     logs.configure(level, form)
     security = Tls(files) if files is not None else None, Gate(Path(access) if access else None)
     is_child, ready = args.child is not None, partial(print, flush=True)
-    asyncio.run(serve(parse_listen(text), names_for, path, security, is_child, ready, signals))
+    nodes = Nodes(*region)
+    asyncio.run(serve(parse_listen(text), names_for, path, security, nodes, is_child, ready, signals))
     return OK

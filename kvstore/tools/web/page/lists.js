@@ -100,11 +100,27 @@ const tables = {
     ],
     "No engine is connected.",
   ),
+  nodes: table(
+    "nodes",
+    "Nodes of the region",
+    [
+      { title: "node" },
+      { title: "state", short: true },
+      right("heard of"),
+      right("hit rate"),
+      right("DRAM"),
+      right("NVMe", true),
+      right("sessions", true),
+      right("up", true),
+      { title: "what is wrong with it", drop: true },
+    ],
+    "",
+  ),
 };
 const region = new Facts(place("region"), "Region");
 const events = new Facts(place("events"), "KV events");
 
-/** view: {live, meanings, samples, nowS, span}; see page.js. */
+/** view: {live, nodes, meanings, samples, nowS, span}; see page.js. */
 export function showTables(view) {
   const { live } = view;
   tables.levels.fill(levelRows(live), budgetText(live.write_budget));
@@ -158,6 +174,7 @@ export function showTables(view) {
       (hidden > 0 ? `; ${count(hidden)} are not listed` : ""),
   );
   region.fill(live.region ? regionFacts(live.region) : null);
+  if (view.nodes) showNodes(view.nodes);
   events.fill(live.events ? eventFacts(live.events) : null);
 }
 
@@ -304,6 +321,32 @@ function regionFacts(its) {
       ? `joined; ${plural(far.fetched_records ?? 0, "record")} fetched`
       : `not joined: ${printable(far.problem || "joining")}`;
   return shown;
+}
+
+const NODE_LEVELS = { ok: "", warnings: "warn", problems: "bad", silent: "bad" };
+
+function nodeRow(node) {
+  const fill = (used, of) => (of ? percent((used ?? 0) / of) : NOTHING);
+  const [first] = node.problems;
+  return [
+    name(node.host, node.writer.slice(0, 8)),
+    { text: node.state, level: NODE_LEVELS[node.state] },
+    `${duration(node.age_s)} ago`,
+    node.hit_ratio === null ? NOTHING : percent(node.hit_ratio),
+    fill(node.dram_used_bytes, node.dram_bytes),
+    fill(node.nvme_used_bytes, node.nvme_bytes),
+    node.sessions === null ? NOTHING : count(node.sessions),
+    node.up_s === null ? NOTHING : duration(node.up_s),
+    first ? printable(`${first.kind} ${first.subject}: ${first.text}`) : NOTHING,
+  ];
+}
+
+function showNodes({ nodes, problem }) {
+  place("nodes").hidden = !nodes.length && !problem;
+  const said = "As each has said itself in the bucket, at least every ten minutes; hit rates are of 15 minutes.";
+  const note = problem ? `Not read just now: ${printable(problem)}` : said;
+  tables.nodes.empty = note;
+  tables.nodes.fill(nodes.map(nodeRow), note);
 }
 
 function eventFacts(its) {

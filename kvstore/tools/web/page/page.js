@@ -16,6 +16,7 @@ import { NOTHING, bytes, clock, duration, latency, percent, printable, shortCoun
 const POLL_MS = 2000; // both together: no failure is noticed later than after five seconds
 const ANSWER_MS_MAX = 2500;
 const HISTORY_S = 5;
+const NODES_S = 10;
 const INSTANCE_DIGITS = 8; // shown; all of them when it is pointed at
 const NOW_S = 60; // what "now" is in the tiles
 
@@ -29,6 +30,8 @@ const state = {
   pausedS: null, // since when, by the daemon's clock
   downMs: null,
   historyMs: -Infinity,
+  nodesMs: -Infinity,
+  nodes: null, // of the region
   fresh: true,
 };
 
@@ -68,6 +71,10 @@ async function refresh() {
   const isDue = state.fresh || performance.now() - state.historyMs >= 1000 * HISTORY_S;
   const isThere = state.downMs === null || (state.fresh && state.body?.live); // what was before it went away is wanted, too
   if (isDue && isThere) await refreshHistory().catch(() => {}); // asked for again in two seconds
+  if (state.body?.live?.region && performance.now() - state.nodesMs >= 1000 * NODES_S) {
+    state.nodesMs = performance.now();
+    state.nodes = await ask("nodes.json").catch(() => state.nodes);
+  }
   show();
 }
 
@@ -123,8 +130,8 @@ function show() {
 
 /** What plots and tables are made of. */
 function view() {
-  const { body, samples, span } = state;
-  return { live: body.live, meanings: body.meanings ?? {}, samples, nowS: shownS(), span };
+  const { body, samples, span, nodes } = state;
+  return { live: body.live, nodes, meanings: body.meanings ?? {}, samples, nowS: shownS(), span };
 }
 
 function showHead(live) {
