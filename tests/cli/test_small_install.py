@@ -48,6 +48,6 @@ def test_a_command_that_needs_more_says_so() -> None:
         assert codes == [f"{words[0]} 1" for words in commands]
         for words, text in zip(commands, said, strict=True):
             assert text.count("\n") == 1 and text.startswith(f"kvstore: {words[0]}: needs "), text
-            assert "pip install kvstore-llm" in text
+            assert "pip install its checkout or wheel" in text
     assert ran([["help"], ["version"], ["pin", "--help"]])[0] == ["help 0", "version 0", "pin 0"]
     assert set(COMMANDS) == {name for commands in HEADINGS.values() for name in commands}

@@ -59,6 +59,9 @@ def test_status_and_retention_fit(place: Place, serve: Serve) -> None:
     for columns in (80, 60):
         for command in ("status", "retention"):
             code, shown = on_terminal(columns, command, "--socket", place.socket)
+            assert all(
+                len(line) <= columns or len(line.split()[-1]) > columns - 14 for line in shown.splitlines()
+            )
             table = [line for line in shown.splitlines() if line[:1] in "│┃┏└┡"]
             assert code == 0 and table
             assert max(map(len, table)) <= columns, shown

@@ -279,18 +279,26 @@ Done = Callable[[RequestError | None, dict[str, Any]], None]
 
 def unused_row(row: Row) -> answers.Disk:
     """Of a directory that is remembered and not in the settings."""
+    todo = f"kvstore disks --forget {row.directory}, if it is not to come back"
+    return empty_row("", row.directory, row.on, "not set", todo, 0)
+
+
+def empty_row(
+    level: str, directory: str, file_system: str, state: str, todo: str, capacity_bytes: int
+) -> answers.Disk:
+    """Of a directory of which no more is known."""
     return {
-        "level": "",
-        "directory": row.directory,
+        "level": level,
+        "directory": directory,
         "device": "",
-        "file_system": row.on,
-        "state": "not set",
+        "file_system": file_system,
+        "state": state,
         "problem": "",
-        "todo": f"kvstore disks --forget {row.directory}, if it is not to come back",
+        "todo": todo,
         "records": 0,
         "used_bytes": 0,
-        "capacity_bytes": 0,
-        "room_bytes": 0,
+        "capacity_bytes": capacity_bytes,
+        "room_bytes": capacity_bytes,
     }
 
 

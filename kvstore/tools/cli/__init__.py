@@ -201,7 +201,7 @@ def _told(words: list[str]) -> int:
         code = _say(
             CliError(
                 f"{words[0]}: needs {error.name}, which the connector alone does without: this is its small "
-                "install; pip install kvstore-llm in an environment of its own has the command"
+                "install; pip install its checkout or wheel in an environment of its own, and that has the command"
             )
         )
     except Exception as error:

@@ -41,6 +41,18 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def say(line: str = "", indent: int = 2) -> None:
+    """A line for people: on a terminal broken between words, and what follows is set in; whole in a pipe."""
+    if is_terminal():
+        import shutil
+        from textwrap import fill
+
+        columns = max(40, shutil.get_terminal_size().columns)
+        hang = " " * indent
+        line = fill(line, columns, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False)
+    print(line)
+
+
 Progress = Callable[[str, int, int], None]  # shows what, how much is done, how much there is
 BARS_AFTER_S = 2.0
 CELL_BORDER = 3  # of each column: a line and two blanks
@@ -137,7 +149,7 @@ def _draw(
     console.print(table)
     if len(widths) < len(columns):
         hidden = ", ".join(name for n, name in enumerate(columns) if n not in widths)
-        print(f"(a wider terminal, a pipe or -o json has these, too: {hidden})")
+        say(f"(a wider terminal, a pipe or -o json has these, too: {hidden})")
 
 
 @contextlib.contextmanager

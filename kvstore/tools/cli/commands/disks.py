@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli import FAILED, NOT_FOUND, OK, UNREACHABLE, CliError
 from kvstore.tools.cli.options import add_config_arguments, load_config
-from kvstore.tools.cli.output import present
+from kvstore.tools.cli.output import present, say
 from kvstore.tools.cli.prefixes import ask
 from kvstore.units import printable
 
@@ -75,7 +75,7 @@ def _print(document: dict[str, Any]) -> None:
     print_disks(rows)
     for row in rows:
         if row["problem"] or row["todo"]:
-            print(printable("; ".join(filter(None, (row["problem"], row["todo"])))))
+            say(printable("; ".join(filter(None, (row["problem"], row["todo"])))))
 
 
 def _print_change(told: dict[str, Any]) -> None:
@@ -125,21 +125,10 @@ def _offline_rows(config: Config) -> Iterator[answers.Disk]:
 
 
 def _offline_row(level: str, path: Path, known: Known, capacity_bytes: int) -> answers.Disk:
+    from kvstore.daemon.disks.watch import empty_row
     from kvstore.tools.doctor.apart import NoAnswer, apart
 
-    row: answers.Disk = {
-        "level": level,
-        "directory": str(path),
-        "device": "",
-        "file_system": "",
-        "state": "ok" if path in known else "new",
-        "problem": "",
-        "todo": "",
-        "records": 0,
-        "used_bytes": 0,
-        "capacity_bytes": capacity_bytes,
-        "room_bytes": capacity_bytes,
-    }
+    row = empty_row(level, str(path), "", "ok" if path in known else "new", "", capacity_bytes)
     try:
         for said in apart(lambda: [_looked_at(path, known)]):
             row |= said

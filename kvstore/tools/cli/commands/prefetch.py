@@ -30,6 +30,7 @@ from kvstore.tools.cli.output import (
     present,
     print_table,
     progress_bars,
+    say,
 )
 from kvstore.tools.cli.prefixes import ask, find_prefix, namespace_of, require_beginning
 from kvstore.units import count, format_bytes
@@ -101,8 +102,8 @@ def _print(rows: list[Told]) -> None:
     columns = ["prefix", "state", "blocks", "in DRAM before", "loaded", "no room", "failed", "gone", "bytes"]
     print_table("into DRAM", columns, cells, drop=("bytes", "failed", "no room"))
     if any(row["gone"] for row in rows):
-        print(
+        say(
             "What is gone is in no tier here and not in the region's bucket: it is computed when it is asked for."
         )
     if any(row["refused"] for row in rows):
-        print("No room: all of DRAM is in use, pinned or not yet written to NVMe, or a quota is used up.")
+        say("No room: all of DRAM is in use, pinned or not yet written to NVMe, or a quota is used up.")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvstore.tools.cli import FAILED, OK
 from kvstore.tools.cli.buckets import asked, opened
 from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment
-from kvstore.tools.cli.output import Figure, present, print_table
+from kvstore.tools.cli.output import Figure, present, print_table, say
 from kvstore.units import NOTHING, format_bytes, format_duration, percent, plural, printable
 
 if TYPE_CHECKING:
@@ -136,9 +136,9 @@ def _show(document: Document) -> None:
     print_table(f"nodes of {document['deployment']}, as each said itself", [*columns, "version"], rows, drop)
     for node in document["nodes"]:
         for line in _lines(node):
-            print(printable(f"  {node['host'] or node['writer']}: {line}"))
+            say(printable(f"  {node['host'] or node['writer']}: {line}"), 4)
     if document["forgotten"]:
-        print(f"{plural(document['forgotten'], 'node')} of which nothing was heard for a week: not shown")
+        say(f"{plural(document['forgotten'], 'node')} of which nothing was heard for a week: not shown")
 
 
 def _lines(node: Document) -> Iterable[str]:

@@ -19,7 +19,7 @@ from kvstore.tools.cli import FAILED, OK
 from kvstore.tools.cli.buckets import code_of, opened
 from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment
 from kvstore.tools.cli.options import is_of_node
-from kvstore.tools.cli.output import Figure, present, print_table
+from kvstore.tools.cli.output import Figure, present, print_table, say
 from kvstore.units import NOTHING, format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -66,15 +66,14 @@ def _of_node(args: argparse.Namespace) -> int:
 
 def _show(document: dict[str, Any]) -> None:
     for keeper in document["keepers"]:
-        print(_kept(keeper))
+        say(_kept(keeper))
     mirrors = document["mirrors"]
     rows = [[of(facts) for of in _COLUMNS.values()] for facts in mirrors]
     print_table(f"mirrors of {document['deployment']}", list(_COLUMNS), rows, _DROP)
     for facts in mirrors:
         for failure in facts.get("failures", ()):
-            print(
-                f"  {facts['source']} to {facts['region']}: {failure['reason']} ({failure['attempts']} attempts)"
-            )
+            tries = f"({failure['attempts']} attempts)"
+            say(f"  {facts['source']} to {facts['region']}: {failure['reason']} {tries}", 4)
 
 
 async def _asked(
@@ -154,6 +153,13 @@ async def _pair(deployment: Deployment, region: str, state: MirrorState, is_live
     return Pair(_facts(state, region, word, behind, now_s), code)
 
 
+_OF_STATE: Final = (
+    *("pending", "failed", "lost", "copied_packs", "copied_bytes"),
+    *("models", "model_left_bytes", "copied_models", "copied_model_bytes"),
+    *("lag_p50_s", "lag_p99_s", "lag_max_s", "in_time_share"),
+)
+
+
 def _facts(state: MirrorState, region: str, word: str, behind: int, now_s: float) -> dict[str, Any]:
     from msgspec.structs import asdict
 
@@ -165,19 +171,7 @@ def _facts(state: MirrorState, region: str, word: str, behind: int, now_s: float
         "segments_behind": behind,
         "sweeping": state.is_sweeping,
         "oldest_age_s": state.oldest_age_now_s(now_s),
-        "pending": state.pending,
-        "failed": state.failed,
-        "lost": state.lost,
-        "copied_packs": state.copied_packs,
-        "copied_bytes": state.copied_bytes,
-        "models": state.models,
-        "model_left_bytes": state.model_left_bytes,
-        "copied_models": state.copied_models,
-        "copied_model_bytes": state.copied_model_bytes,
-        "lag_p50_s": state.lag_p50_s,
-        "lag_p99_s": state.lag_p99_s,
-        "lag_max_s": state.lag_max_s,
-        "in_time_share": state.in_time_share,
+        **{name: getattr(state, name) for name in _OF_STATE},
         "failures": [asdict(one) for one in state.failures],
         "lost_packs": list(state.lost_packs),
     }

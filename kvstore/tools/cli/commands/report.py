@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.tools.cli import FAILED, NOT_FOUND, USAGE, CliError
 from kvstore.tools.cli.commands.status import print_holdings
 from kvstore.tools.cli.options import add_config_arguments, add_node_arguments, duration, is_of_node, names
-from kvstore.tools.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, present, print_table
+from kvstore.tools.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, present, print_table, say
 from kvstore.tools.cli.prefixes import ask
 from kvstore.units import count, format_bytes, format_duration, format_time, money, percent, short_count
 
@@ -213,9 +213,10 @@ def _print(document: Document, is_whole: bool) -> None:
         elif name == "reason":
             _print_shares("misses by reason", name, "share", groups)
         elif name == "minute" and not groups:
-            print(
-                "The daemon has no minute of this time: they are kept for six hours, whole hours for 90 days.\n"
+            say(
+                "The daemon has no minute of this time: they are kept for six hours, whole hours for 90 days."
             )
+            say()
         else:
             _print_sums(name, groups, document["currency"])
     if is_whole:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvstore.tools.cli.output import Figure, print_table
+from kvstore.tools.cli.output import Figure, print_table, say
 from kvstore.units import NOTHING, format_bytes, format_duration, format_time, percent, short_count
 
 GROUPINGS = ("tier", "reason", "model", "tenant")
@@ -16,7 +16,8 @@ Document = dict[str, Any]
 def print_changes(document: Document, is_whole: bool) -> None:
     """is_whole: with the totals, and not groupings alone."""
     against = document["against"]
-    print(f"kvstore report: {_when(document)}, against {_when(against)} UTC\n")
+    say(f"kvstore report: {_when(document)}, against {_when(against)} UTC")
+    say()
     for what, one in (("this time", document), ("the other time", against)):
         if not one["totals"]["tokens"]:
             print(f"Nothing was looked up in {what}.\n")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvstore.tools.cli.options import add_config_arguments, add_node_arguments
-from kvstore.tools.cli.output import HASH_DIGITS_SHOWN, is_terminal, present, print_table
+from kvstore.tools.cli.output import HASH_DIGITS_SHOWN, is_terminal, present, print_table, say
 from kvstore.tools.cli.prefixes import ask
 from kvstore.units import exact_duration, format_bytes
 
@@ -38,7 +38,7 @@ def _print_pins(report: Row) -> None:
         f"{format_bytes(tier['pinned_bytes'])} of {format_bytes(tier['limit_bytes'])} of {tier['tier']}"
         for tier in report["pinned"]
     ]
-    print(f"pins hold {', '.join(shares)}")
+    say(f"pins hold {', '.join(shares)}")
     columns = ["prefix", "namespace", "model", "tenant", "blocks", "held", "kept"]
     counts = ("blocks", "held_blocks", "guarded_blocks")
     _print(

@@ -15,7 +15,7 @@ import argparse
 from typing import Any
 
 from kvstore.tools.cli.options import add_config_arguments
-from kvstore.tools.cli.output import Figure, present, print_table
+from kvstore.tools.cli.output import Figure, present, print_table, say
 from kvstore.tools.cli.prefixes import ask
 from kvstore.units import count, format_duration, plural
 
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 def _print(document: dict[str, Any], shown: int) -> None:
     limit = f"{document['slow_s']:g} s"
     if not document["slow"]:
-        print(f"No request took longer than {limit} since the start (door.slow_s).")
+        say(f"No request took longer than {limit} since the start (door.slow_s).")
         return
     rows = [
         [
@@ -59,4 +59,4 @@ def _print(document: dict[str, Any], shown: int) -> None:
     kept = len(document["slow"])
     if kept < document["total"] or shown < kept:
         since = plural(document["total"], "slow request")
-        print(f"{since} since the start, of which the last {count(kept)} are kept.")
+        say(f"{since} since the start, of which the last {count(kept)} are kept.")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.ledger.engines import in_words
 from kvstore.tools.cli import FAILED, OK
 from kvstore.tools.cli.options import add_config_arguments, add_node_arguments
-from kvstore.tools.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, present, print_table
+from kvstore.tools.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, present, print_table, say
 from kvstore.tools.cli.prefixes import ask
 from kvstore.tools.problems import how_it_is, in_lines
 from kvstore.units import NOTHING, format_bytes, format_duration, format_time, percent, plural, printable
@@ -47,14 +47,14 @@ def _print_head(report: answers.Status) -> None:
     daemon, arena = report["daemon"], report["arena"]
     capacity_bytes = report["tiers"][0]["capacity_bytes"]
     up = f"up {format_duration(daemon['uptime_s'])}"
-    print(
+    say(
         f"kvstore {daemon['version']}, pid {daemon['pid']}, {up}, at {format_time(daemon['now_s'], True)} UTC"
     )
-    print(f"health      {how_it_is(report['problems'])}")
+    say(f"health      {how_it_is(report['problems'])}", 12)
     for line in in_lines(report["problems"], daemon["now_s"]):
-        print(line)
+        say(line, 12)
     touched = f"{format_bytes(arena['prefaulted_bytes'])} of {format_bytes(capacity_bytes)}"
-    print(f"arena       {arena['path']} ({arena['pages']} pages, prefaulted {touched})")
+    say(f"arena       {arena['path']} ({arena['pages']} pages, prefaulted {touched})", 12)
     under_way = {
         "loads": report["loading_blocks"],
         "stores": report["demoting_blocks"],
@@ -62,20 +62,20 @@ def _print_head(report: answers.Status) -> None:
         "slots in quarantine": arena["quarantined_slots"],
     }
     if report["adopting"]:
-        print("start       still reading the rows of NVMe; nothing is written there meanwhile")
-    print(f"under way   {', '.join(f'{count} {what}' for what, count in under_way.items())}")
+        say("start       still reading the rows of NVMe; nothing is written there meanwhile", 12)
+    say(f"under way   {', '.join(f'{count} {what}' for what, count in under_way.items())}", 12)
     counters = report["counters"]
     asked, hit = counters["lookup_blocks"], counters["lookup_hit_blocks"]
     share = percent(hit / asked) if asked else "nothing asked yet"
     found = f"{hit} of {asked} blocks found ({share}), those that engines had themselves counted too"
-    print(f"lookups     {counters['lookups']}: {found}")
+    say(f"lookups     {counters['lookups']}: {found}", 12)
     if report["region"] is not None:
         _print_region(report["region"], counters)
     if report["events"] is not None:
         _print_events(report["events"])
     for preload in report["preloads"]:
         _print_preload(preload)
-    print(flush=True)
+    say()
 
 
 def _print_preload(preload: answers.Preload) -> None:
@@ -85,45 +85,45 @@ def _print_preload(preload: answers.Preload) -> None:
         done = percent(1 - preload["left_bytes"] / preload["bytes"])
         far = f": {done} of {format_bytes(preload['bytes'])}, {format_bytes(preload['bytes_per_s'])}/s"
     why = f": {preload['problem']}" if preload["problem"] else ""
-    print(f"model       {preload['model']}: {preload['state']}{far}{why}")
+    say(f"model       {preload['model']}: {preload['state']}{far}{why}", 12)
 
 
 def _print_events(events: answers.Events) -> None:
     """What routers are told."""
     if events["problem"]:
-        print(f"events      nothing is published any more: {events['problem']}")
+        say(f"events      nothing is published any more: {events['problem']}", 12)
         return
     told = f"{events['batches']} messages, {events['stored_blocks']} blocks stored, {events['removed_blocks']} removed"
-    print(f"events      {events['endpoint']}: {told}, {events['lost_blocks']} lost")
+    say(f"events      {events['endpoint']}: {told}, {events['lost_blocks']} lost", 12)
     asked = f"{events['replays']} replays and {events['full_states']} full states asked for"
-    print(f"            {asked}, {events['answers_lost']} not taken")
+    say(f"            {asked}, {events['answers_lost']} not taken", 12)
 
 
 def _print_region(region: Mapping[str, Any], counters: Mapping[str, int]) -> None:
     _print_bucket("region", region)
     if region["open"]:
         put = f"{counters['packs_persisted']} packs put ({format_bytes(counters['persisted_bytes'])})"
-        print(f"            {put}, {_fetched(region)}")
+        say(f"            {put}, {_fetched(region)}", 12)
     for far in region["read_through"]:
         _print_bucket("far region", far)
         if far["open"]:
-            print(f"            {_fetched(far)}")
+            say(f"            {_fetched(far)}", 12)
 
 
 def _print_bucket(what: str, region: Mapping[str, Any]) -> None:
     """A region, and what is known of it."""
     if not region["open"]:
         name = f"{region['name']}: " if "name" in region else ""  # of our own it is in the settings
-        print(f"{what:<12}{name}not joined: {region['problem'] or 'joining'}")
+        say(f"{what:<12}{name}not joined: {region['problem'] or 'joining'}", 12)
         return
     age_s = region["feed_age_s"]
     known = f"{region['packs']} packs, {region['blocks']} blocks, {format_bytes(region['bytes'])}"
     read = f"read {format_duration(age_s)} ago" if age_s is not None else "not read yet"
-    print(f"{what:<12}{region['name']} in {region['bucket']}: {known} durable; feed {read}")
+    say(f"{what:<12}{region['name']} in {region['bucket']}: {known} durable; feed {read}", 12)
     if "keeps" in region:
-        print(f"            {_kept(region)}")
+        say(f"            {_kept(region)}", 12)
     if region["feed_gaps"] or region["feed_damaged"]:
-        print(f"            feed: {region['feed_gaps']} gaps, {region['feed_damaged']} damaged")
+        say(f"            feed: {region['feed_gaps']} gaps, {region['feed_damaged']} damaged", 12)
 
 
 def _kept(region: Mapping[str, Any]) -> str:
@@ -199,15 +199,14 @@ def _print_health(report: answers.Status) -> None:
         if speed["samples"]:
             took = f"{1e3 * speed['latency_s']:.2f} ms, then {format_bytes(speed['bytes_per_s'])}/s"
             waiting = f", {format_bytes(speed['waiting_bytes'])} wait" if speed["waiting_bytes"] else ""
-            print(f"{speed['name']:<11} loads take {took}{waiting}")
+            say(f"{speed['name']:<11} loads take {took}{waiting}", 12)
     for breaker in report["breakers"]:
         if breaker["trips"]:
             trips = plural(breaker["trips"], "trip")
             where = f" ({breaker['directory']})" if breaker["directory"] else ""
-            print(
-                f"breaker     {breaker['name']}{where}: {breaker['state']}; {trips}, the last one: {breaker['reason']}"
-            )
-    print(flush=True)
+            state = f"{breaker['state']}; {trips}, the last one: {breaker['reason']}"
+            say(f"breaker     {breaker['name']}{where}: {state}", 12)
+    say()
 
 
 def _print_lists(report: answers.Status) -> None:
@@ -242,8 +241,9 @@ def print_holdings(holdings: Sequence[answers.Holding]) -> None:
     for one in holdings:
         if one["differs"]:
             who = f"{one['model'] or '(none)'}, tenant {one['tenant'] or '(none)'}"
-            print(f"{one['kinds']} kinds of engines of {printable(who)} share nothing: they differ in")
-            print(f"  {printable(in_words(one['differs']))}\n")
+            say(f"{one['kinds']} kinds of engines of {printable(who)} share nothing: they differ in")
+            say(f"  {printable(in_words(one['differs']))}", 4)
+            say()
 
 
 def _print_namespaces(report: answers.Status) -> None:
@@ -270,6 +270,6 @@ def _print_namespaces(report: answers.Status) -> None:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     print_table("namespaces", columns, rows, drop=drop)
     if report["namespaces_total"] > len(spaces):
-        print(
-            f"… and {plural(report['namespaces_total'] - len(spaces), 'more namespace')}, with fewer blocks\n"
-        )
+        more = plural(report["namespaces_total"] - len(spaces), "more namespace")
+        say(f"… and {more}, with fewer blocks")
+        say()
