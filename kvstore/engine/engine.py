@@ -89,7 +89,7 @@ from tiers.namespace_spec import NamespaceSpec
 from tiers.slots import neighbours
 
 STATUS_NAMESPACES_MAX = 256  # namespaces that a status lists, those with most blocks first
-STATUS_SESSIONS_MAX = 256  # sessions that a status lists, those that came first
+STATUS_SESSIONS_MAX = 64  # sessions that a status lists, those that came first: `clients` lists all, and a status takes a millisecond
 STATUS_BYTES = 1 * MIB  # of the namespaces in a status; its sessions have as much
 LEASE_BYTES = 8  # of randomness in the number of a lease
 REPORT_ROWS_MAX = 500  # rows of one answer: a client asks for page after page
