@@ -26,6 +26,7 @@ from replication.region.region_reader import FETCH_RANGE_BYTES
 from replication.region.upkeep import UPKEEP_PACKS, UPKEEP_SURE_S
 
 SOURCE_FOLDERS = 3  # of which a mirror brings what is new
+KEPT_FOLDERS = 2  # doubts and removed models, at which the keeper looks whatever its own list says
 MONTH_S = 365.25 / 12 * 86_400
 UPKEEP_PAUSE_SHARE = 0.75  # of the interval, on average
 PAUSE_SHARE = 0.95  # the same of a keeper's
@@ -99,7 +100,9 @@ def listing(nodes: int, load: Load, writes: bool = True) -> Requests:
         looks = 1 / SURE_S
     lists = looks * pages * (1 + 1 / FULL_LOOK_EVERY)
     asked_in_vain = looks * nodes / FULL_LOOK_EVERY
-    sure = Requests((len(FOLDERS) + 1) / SURE_S, 0.0)
+    sure = Requests(
+        (len(FOLDERS) + 1 + KEPT_FOLDERS) / SURE_S, 1 / SURE_S
+    )  # the latter: what time the store has
     return Requests(lists + written, asked_in_vain + 2 * written) + sure
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import tracemalloc
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,21 +23,38 @@ from hypothesis import strategies as st
 from coldstart.errors import ModelError
 from coldstart.published import collecting
 from replication.catalogue.catalogue import Catalogue
+from replication.erasure import removed_models
 from replication.errors import CatalogueDamaged, Damaged, MarkerDamaged, RegionError
 from replication.feed import snapshots
 from replication.feed.snapshots import Snapshots
-from replication.formats import carried_out, manifests, mirror_state, nodes, orders, segment, tombstones
+from replication.formats import (
+    carried_out,
+    doubts,
+    keeping,
+    manifests,
+    mirror_state,
+    nodes,
+    orders,
+    segment,
+    tombstones,
+)
 from replication.formats.announced import Announced, entry_of
+from replication.formats.members import read_members
 from replication.formats.region import MARKER, init_region, open_region
 from replication.formats.removed import Reason, removed
 from replication.formats.sealed import PRELUDE_BYTES, seal
+from replication.keeper.news_reader import Folders, NewsReader
 from replication.models import collecting as signs
+from replication.problems import Problems
+from replication.store_clock import StoreClock
 from tests.fuzz.mutator import INPUTS, changed, nonsense
 from tests.objects import MemoryObjects
 from tests.replication.durable import pack_of
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.test_manifests import manifest_of
+from tests.running import ROOT
 from tiers.base import Get
+from tiers.bucket.objects import ObjectInfo
 from tiers.checksum import digest
 from tiers.errors import PackDamaged
 from tiers.namespace_spec import NamespaceSpec
@@ -115,6 +134,34 @@ async def _tombstones(objects: MemoryObjects) -> None:
 async def _behind(objects: MemoryObjects) -> None:
     await tombstones.put_behind(objects, "f" * 32, [b"other"])
     assert tombstones.Behind("f" * 32, [b"other"]) in await tombstones.read_behind(objects, set())
+
+
+async def _doubted(objects: MemoryObjects) -> None:
+    await doubts.put_doubts(objects, "other", [bytes(16)])
+    read = partial(doubts.read_doubts, objects)
+    members = await read_members(objects, doubts.DOUBTS, doubts.DOUBTS_NAME, read, Problems())
+    assert [bytes(16)] in [said.packs for _, said in members.found]
+
+
+def _removal(model: str) -> removed_models.Removal:
+    return removed_models.Removal(model, "r", 1.0, "me", 9)
+
+
+async def _removals(objects: MemoryObjects) -> None:
+    await removed_models.put_removal(objects, _removal("other"))
+    assert _removal("other") in await removed_models.read_removals(objects)
+
+
+HOLDER = keeping.Holder(W, "here", is_mirror=True)
+TERM = keeping.Term(7, HOLDER, 1)
+NEWS = keeping.News(7, HOLDER, 1, 9, {W: 3}, {"orders/": bytes(16)}, listens=True)
+
+
+async def _news(objects: MemoryObjects) -> None:
+    """Who reads them believes them, or looks himself."""
+    reader = NewsReader(objects, Problems(), StoreClock())
+    await reader.refresh()
+    Folders(reader, "orders/").are_due()
 
 
 CARRIED_OUT = carried_out.CarriedOut("0" * 32, 1, 2.0, 1, ("a lock",))
@@ -251,6 +298,20 @@ FORMATS = {
         *_beside("erased/", lambda objects: carried_out.put_carried_out(objects, CARRIED_OUT)),
         lambda objects: carried_out.read_carried_out(objects, CARRIED_OUT.tombstone),
     ),
+    "doubts": Format(
+        *_beside("doubts/", lambda objects: doubts.put_doubts(objects, W, [b"a" * 16, b"b" * 16])), _doubted
+    ),
+    "removal": Format(
+        *_beside(removed_models.REMOVED, lambda objects: removed_models.put_removal(objects, _removal("m"))),
+        _removals,
+    ),
+    "term": Format(
+        TERM.name,
+        keeping.encode_term(TERM),
+        lambda objects: keeping.read_term(objects, ObjectInfo(TERM.name, 0, "", 0.0)),
+        (Damaged,),
+    ),
+    "news": Format(keeping.NEWS, keeping.encode_news(NEWS), _news),
     "order": Format(*_beside("orders/", lambda objects: orders.put_order(objects, ORDER)), _orders),
     "progress": Format(
         *_beside(
@@ -330,6 +391,21 @@ def _allowed(
         pass
     _, peak_bytes = tracemalloc.get_traced_memory()
     assert peak_bytes - before_bytes < allocated_max
+
+
+def test_every_format_is_among_them() -> None:
+    """Each first bytes that our rooms give an object of a bucket are those of an example here; of a sign of who is stuck only the name is
+    read, and what is sealed is what these are."""
+    source = "".join(
+        path.read_text() for room in ("replication", "tiers/packs") for path in (ROOT / room).rglob("*.py")
+    )
+    magics = {
+        magic.encode().decode("unicode_escape").encode()
+        for magic in re.findall(r'= b"(KV[A-Z0-9]{5,6}(?:\\n)?)"', source)
+    }
+    parts = [stored[name] for stored, name in _snapshot_formats().values()]
+    examples = {content[:8] for content in (*(one.good for one in FORMATS.values()), *parts)}
+    assert magics - examples == {b"KVSTUK1\n", b"KVPACK2\n"}
 
 
 @pytest.mark.parametrize("kind", FORMATS)

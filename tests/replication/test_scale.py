@@ -28,7 +28,7 @@ from benchmarks.scale import (
     warming,
 )
 from replication.audit.audit import Audit
-from replication.audit.auditing import NodeHands
+from replication.audit.auditing import Auditing, NodeHands
 from replication.audit.orphans import Terms
 from replication.catalogue.catalogue import Catalogue
 from replication.constants import UPKEEP_INTERVAL_S
@@ -105,9 +105,12 @@ async def node_of(objects: CountedObjects, number: int, chance: random.Random) -
     writer = FeedWriter(objects, f"{number + 1:016x}", clock, chance, lambda: keeper.needs_bell)
     tail = Tail(objects, catalogue, clock, chance, keeper=keeper)
     erasure = Erasure(objects, catalogue, clock, news=keeper)
-    return RegionNode(
+    node = RegionNode(
         objects, region, catalogue, writer, tail, erasure, keeper, UPKEEP_INTERVAL_S, clock, chance
     )
+    audit = Audit(objects, region, catalogue, erasure, node.hands, clock)
+    node.auditing = Auditing(objects, audit, tail, keeper, UPKEEP_INTERVAL_S, clock, chance)
+    return node
 
 
 async def live(node: RegionNode, packs_per_s: float, chance: random.Random) -> None:
