@@ -1,12 +1,13 @@
 """What a bucket needs beyond bytes: that it is there, that halves of uploads go by themselves, whether old versions stay. By boto3.
 
 Uploads in parts that were cut off are seen by nobody, and paid for: a lifecycle rule has the store abort them. Rules that are there
-stay: a store takes all of them at once, so they are read first, and ours is added. A bucket with versions keeps what is deleted or
-erased: only said, because others may want it so.
+stay: a store takes all of them at once, so they are read first, and ours is added. A bucket with versions keeps what is deleted: that is
+said, for others may want it so; what is erased goes (old_versions.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -37,8 +38,15 @@ class State(NamedTuple):
     def keeps(self) -> str:
         """What stays in it though it is deleted, in words; "" for nothing."""
         if self.lock:
-            return f"it has object lock ({self.lock}): what is deleted or erased stays in it until then"
-        return "it keeps old versions: what is deleted or erased stays in it" if self.versions else ""
+            return f"it has object lock ({self.lock}): what is deleted stays in it until then"
+        return "it keeps old versions: what is deleted stays in it" if self.versions else ""
+
+
+class Version(NamedTuple):
+    """Of an object. name: below the prefix of the bucket's URL."""
+
+    name: str
+    id: str
 
 
 class Bucket:
@@ -55,6 +63,7 @@ class Bucket:
         except ImportError as error:
             raise BucketError("boto3 is not installed: pip install 'kvstore-llm[s3]'") from error
         self.where, self._name = f"s3://{parts.netloc}", parts.netloc
+        self._prefix = f"{path}/" if (path := parts.path.strip("/")) else ""
         self._failures, self._client_error = (BotoCoreError, ClientError), ClientError
         style = {"addressing_style": "path" if options.path_style else "auto"}
         config = Config(
@@ -96,6 +105,50 @@ class Bucket:
         except BucketError:
             aborts = None
         return State(str(versions.get("Status", "")), aborts, self._lock())
+
+    def folders(self, prefix: str) -> list[str]:
+        """What is below a folder ("a/"), or was."""
+        pages = self._versions(prefix, Delimiter="/")
+        found = [one["Prefix"] for page in pages for one in page.get("CommonPrefixes", ())]
+        return [name.removeprefix(self._prefix + prefix).rstrip("/") for name in found]
+
+    def old_versions(self, prefix: str) -> Iterator[Version]:
+        """Of all objects below a folder that are deleted. A list begins with the newest version of each."""
+        gone = set[str]()
+        for page in self._versions(prefix):
+            gone |= {marker["Key"] for marker in page.get("DeleteMarkers", ()) if marker["IsLatest"]}
+            for one in page.get("Versions", ()):
+                if one["Key"] in gone:
+                    yield Version(one["Key"].removeprefix(self._prefix), one["VersionId"])
+
+    def read(self, version: Version, size_bytes: int) -> bytes:
+        """So many of its first bytes, or all."""
+        ranged: dict[str, Any] = {"VersionId": version.id, "Range": f"bytes=0-{size_bytes - 1}"}
+        answer = self._asked("get_object", Key=self._prefix + version.name, **ranged) or {}
+        try:
+            return bytes(answer["Body"].read())
+        except self._failures as error:
+            raise BucketError(f"{self.where}: {version.name}: {error}") from error
+
+    def delete(self, versions: Sequence[Version]) -> list[str]:
+        """A thousand at most. Why each that is left is."""
+        named = [{"Key": self._prefix + one.name, "VersionId": one.id} for one in versions]
+        try:
+            answer = self._asked("delete_objects", Delete={"Objects": named, "Quiet": True}) or {}
+        except BucketError as error:
+            return [str(error)] * len(versions)
+        return [f"{one.get('Code', '')} {one.get('Message', '')}".strip() for one in answer.get("Errors", ())]
+
+    def _versions(self, prefix: str, **words: Any) -> Iterator[dict[str, Any]]:
+        """Pages of a list of all versions."""
+        after: dict[str, Any] = {}
+        while True:
+            page = self._asked("list_object_versions", Prefix=self._prefix + prefix, **words, **after) or {}
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            marks = {"KeyMarker": "NextKeyMarker", "VersionIdMarker": "NextVersionIdMarker"}
+            after = {name: page[theirs] for name, theirs in marks.items() if page.get(theirs)}
 
     def _lock(self) -> str:
         fine = ("ObjectLockConfigurationNotFoundError", "NotImplemented", "MethodNotAllowed")

@@ -115,14 +115,18 @@ def run_verb(args: argparse.Namespace) -> int:
     if asks and not agreed(f"This erases {what}. It cannot be brought back.", "Erase it?"):
         raise CliError(f"{args.called}: nothing was erased")
 
+    stones: list[Tombstone] = []
+
     async def bury_in(objects: Objects) -> str:
         from msgspec.structs import replace
 
         from replication.formats.keeping import store_now_s
         from replication.formats.tombstones import bury
 
-        until_s = await store_now_s(objects) + args.days * DAY_S  # whatever the clock of this machine says
-        buried = await bury(objects, replace(tombstone, watched_until_s=int(until_s)))
+        now_s = await store_now_s(objects)  # whatever the clock of this machine says
+        until_s, serial = int(now_s + args.days * DAY_S), max(tombstone.serial, int(1000 * now_s))
+        buried = await bury(objects, replace(tombstone, watched_until_s=until_s, serial=serial))
+        stones.append(buried)
         if wait_s is None:
             return "buried"
         from kvstore.tools.cli.commands.region_erased import until_gone
@@ -131,18 +135,26 @@ def run_verb(args: argparse.Namespace) -> int:
 
     rows, code = _in_each(deployment, regions, bury_in)
     if wait_s is not None:
-        code = max(code, _of_versions(deployment, rows))
-    present(args, _facts(tombstone, rows), _show)
+        code = max(code, _of_versions(deployment, tombstone, rows))
+    latest = max(stones, key=lambda one: one.watched_until_s, default=tombstone)
+    present(args, _facts(latest, rows), _show)
     return code
 
 
-def _of_versions(deployment: Deployment, rows: Sequence[dict[str, Any]]) -> int:
-    """The exit code where something is left; old versions of what is deleted count, and are said."""
+def _of_versions(deployment: Deployment, tombstone: Tombstone, rows: Sequence[dict[str, Any]]) -> int:
+    """The exit code where something is left. Old versions of what is deleted go, too; those that stay count, and are said."""
+    from coldstart.fleet.bucket_admin import Bucket, BucketError
+    from coldstart.fleet.old_versions import delete_old
     from kvstore.tools.cli.commands.region_init import kept_by
 
     for row in rows:
-        if row["state"] == GONE and (kept := kept_by(deployment.regions[row["region"]])):
-            row["state"] = f"the bucket: {kept}"
+        place = deployment.regions[row["region"]]
+        if row["state"] == GONE and (kept := kept_by(place)):
+            try:
+                left = delete_old(Bucket(place.url, place.options()), place.open(), tombstone)
+            except BucketError as error:
+                left = str(error)
+            row["state"] = f"the bucket: {left}; {kept}" if left else GONE
     return OK if all(row["state"] == GONE for row in rows) else FAILED
 
 
@@ -295,10 +307,12 @@ def _of_tombstones(args: argparse.Namespace) -> int:
     found: dict[str, dict[str, Any]] = {}
 
     async def read(objects: Objects) -> str:
+        from replication.formats.keeping import clock_of
         from replication.formats.tombstones import read_tombstones
 
+        now_s = (await clock_of(objects))()
         for one in (await read_tombstones(objects)).values():
-            if time.time() < one.watched_until_s:
+            if now_s < one.watched_until_s:
                 row = found.setdefault(one.id, _row(one))
                 row["watched_until_s"] = max(row["watched_until_s"], one.watched_until_s)
                 row["regions"].append(objects.where)
