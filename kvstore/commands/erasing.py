@@ -10,7 +10,7 @@ meanwhile may be dropped, too. What comes later is asked at the doors: rows of a
 
 Behind an erased prefix there may be blocks of which nobody knows that they are: a block between them is not here. So blocks are
 dropped, too, that hang on one whose parent is not known: they are of no use as they are. Rows of devices come in any order, so for a
-prefix all is looked at once more when all of them were read.
+prefix all is looked at once more when all of them were read, and when a disk comes back later.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ class Erasing:
         self._namespaces = namespaces
         self._is_adopted = is_adopted
         self._known: dict[str, Tombstone] = {}
+        self._was_adopted = False  # at the last step
         self._tasks: deque[_Task] = deque()
         namespaces.is_erased = self._is_erased
         namespaces.named = self._named
@@ -157,6 +158,11 @@ class Erasing:
 
     def step(self) -> bool:
         """Drop some blocks, for about a millisecond; whether there is more to do at once."""
+        is_adopted = self._is_adopted()
+        if self._was_adopted and not is_adopted:  # a disk is back
+            for known in [known for known in self._known.values() if known.block_hash]:
+                self.erase(known)
+        self._was_adopted = is_adopted
         if not self._tasks:
             return False
         task = self._tasks.popleft()

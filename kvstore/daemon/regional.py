@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from kvstore.daemon.config.config import Config, Durable
 from kvstore.daemon.config.regions_file import Deployment, Place, load_regions
 from kvstore.daemon.data_dir import DataDir
+from kvstore.daemon.erased_file import ErasedFile
 from kvstore.durable.demand import Demand
 from kvstore.durable.level import ObjectLevel
 from kvstore.durable.persister import Persisting
@@ -28,6 +29,7 @@ from replication.formats.tombstones import Tombstone
 from replication.problems import Problem
 from replication.region.read_through import ReadThrough
 from replication.region.region_node import RegionNode
+from replication.store_clock import StoreClock
 from replication.watched import Watched
 
 OBJECT_JOBS_MAX, OBJECT_BATCH_RECORDS = 64, 64  # loads from the bucket under way, and records of each
@@ -108,15 +110,19 @@ def join_regions(
     is_new: bool,
     order: OrderModel,
     condition: Callable[[], Condition],
+    file: ErasedFile,
 ) -> Warmer:
     """Have the levels of an engine join their regions. Returns what brings in what is ordered for our own. is_new: DRAM holds
-    nothing of an earlier daemon. order: has a model preloaded, called where models.orders is on. condition: how this daemon is."""
-    deployment, tombstones = levels.deployment, Erased(time.time)
+    nothing of an earlier daemon. order: has a model preloaded, called where models.orders is on. condition: how this daemon is.
+    file: where it is put down what is erased."""
+    deployment, tombstones = levels.deployment, Erased(time.time, file.known)
     source = next(source for source in engine.loader.shared if source.level is levels.home)
     traffic = engine.persister.asks.traffic if engine.persister is not None else None
     warmer = Warmer(engine.blocks, engine.loader, engine.register, source, traffic)
 
     def erased(tombstone: Tombstone) -> None:
+        clock = levels.home.clock
+        file.add(tombstone, clock() if isinstance(clock, StoreClock) and clock.is_known else 0.0)
         reply(lambda: engine.erasing.erase(tombstone))
 
     def how_far(tombstones: Sequence[Tombstone]) -> list[NodeErased]:

@@ -44,6 +44,7 @@ from kvstore.daemon.config.config_sources import Loaded
 from kvstore.daemon.config.reloading import InForce, tune
 from kvstore.daemon.config.settings import Settings
 from kvstore.daemon.disks.watch import Disks
+from kvstore.daemon.erased_file import ErasedFile
 from kvstore.daemon.presence import Presence
 from kvstore.daemon.process import Signals, connections_room
 from kvstore.daemon.regional import join_regions, persisting, region_levels, small_status
@@ -375,6 +376,8 @@ class Service:
         self.engine.blocks.journal = self._journal
         if self._publisher is not None:
             self._publisher.open(asyncio.get_running_loop().call_soon_threadsafe)
+        erased = ErasedFile(storage.data_dir.erased_path)
+        told = erased.open()
         if region is not None:
             reply, is_new = asyncio.get_running_loop().call_soon_threadsafe, not storage.arena.adopted
             self._warmer = join_regions(
@@ -386,11 +389,14 @@ class Service:
                 is_new,
                 self._preloads.order,
                 self._condition,
+                erased,
             )
         directories = [device.path for device in storage.devices]
         self.disks = Disks(self.engine.nvme.members, directories, storage.known, self.engine.adoption, io)
         heap.freeze()  # what was imported is not searched for garbage again and again while rows come in
         self.engine.adopt()
+        for tombstone in told:  # what is adopted now is looked at, what comes later as well
+            self.engine.erasing.erase(tombstone)
 
     async def _require_region(self) -> None:
         """A bucket that is not ours stops the start; one that does not answer is waited for while serving."""

@@ -36,12 +36,14 @@ class Erased:
     can read: these are problems. unavailable: why some could not be read when it was looked last, "" if all could."""
 
     def __init__(self, clock: Callable[[], float], known: Iterable[Tombstone] = ()) -> None:
-        """clock: unix seconds by the clock of the store, or, until a region is joined, by our own. known: before anything is read."""
+        """clock: unix seconds by the clock of the store, or, until a region is joined, by our own. known: what an earlier
+        life was told, in force before anything is read."""
         self.is_read = False
         self.unavailable = ""
         self.problems = Problems()
         self.clock = clock
         self._read: set[str] = set()  # names and ETags
+        self._heard: dict[str, Tombstone] = {}  # by id, read in this life
         self._known = _Known({one.id: one for one in known}, {})
 
     @property
@@ -56,12 +58,17 @@ class Erased:
         self.problems.where = objects.where
         members = await look_for_tombstones(objects, self._read, self.problems)
         read, self.unavailable = by_key(members), members.unavailable
-        by_id = self._known.by_id
+        by_id, before = self._heard, self._known.by_id
         now_s = self.clock()  # what is over erases nothing, though somebody may put it again
         newer = {one.id: one for one in read.values() if one.id not in by_id or one.outranks(by_id[one.id])}
-        news = [one for one in newer.values() if _is_news(one, by_id.get(one.id), now_s)]
+        known = {**{one.id: one for one in before.values() if newer.get(one.id, one).is_taken_back}, **by_id}
+        news = [one for one in newer.values() if _is_news(one, known.get(one.id), now_s)]
         if read:
-            self._known = _Known({**by_id, **newer}, {})
+            self._heard = {**by_id, **newer}
+            highest = [
+                one for one in newer.values() if one.id not in before or not before[one.id].outranks(one)
+            ]
+            self._known = _Known({**before, **{one.id: one for one in highest}}, {})
             self._read |= read.keys()
         self.is_read = self.is_read or not self.unavailable
         return news

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from kvstore.daemon.config.config_sources import load
 from kvstore.daemon.config.regions_file import RegionsFileError, load_regions
+from kvstore.daemon.erased_file import ErasedFile
 from kvstore.daemon.last_run import LastRun, Serving
 from kvstore.durable.demand import Demand
 from kvstore.durable.demand_file import DemandFile
@@ -31,6 +32,8 @@ from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol import frames
 from kvstore.retention.rules import Book, Pin, Quota, RuleFile, Ttl
 from kvstore.tools.replay.trace import read
+from replication.formats.sealed import seal
+from replication.formats.tombstones import Tombstone
 from tests.door.daemon import Daemon
 from tests.fuzz.mutator import INPUTS, changed, nonsense
 from tests.tiers.test_arena import make, store
@@ -63,6 +66,10 @@ BOOK = Book(
     quotas=(Quota(1 << 30, None, 2.0, namespace="ab" * 16),),
 )
 DEMAND = Demand(8)
+ERASED = seal(
+    b"KVERASE1",
+    [Tombstone(tenant="t", namespaces=(bytes(16),), block_hash=b"b", watched_until_s=9, serial=3)],
+)
 MARKER = b'{"magic": "kvstore nvme directory", "version": 3, "instance": "a", "slab_bytes": 4194304, "slot_bytes_min": 4096}'
 FORMATS = [
     Format("kvstore.toml", (ROOT / "deploy" / "kvstore.toml").read_bytes(), lambda p: load(p, environment={}), (ConfigError,)),
@@ -73,6 +80,7 @@ FORMATS = [
     Format("serving.json", msgspec.json.encode(Serving("boot", 3, 1 << 30)), lambda p: LastRun(p).headroom_bytes),
     Format("write_budget.json", msgspec.json.encode(Ledger([(1.0, 5), (2.0, 6)], 7)), lambda p: WriteBudgetFile(p).open(1 << 30).spent_bytes),
     Format("demand.bin", DEMAND.snapshot(), lambda p: DemandFile(p, Demand(8)).open()),  # type: ignore[func-returns-value]
+    Format("erased.bin", ERASED, lambda p: ErasedFile(p).open()),
     Format("kvstore.json", MARKER, lambda p: read_marker(p.parent), (OpenError,)),
 ]  # fmt: skip
 
