@@ -115,7 +115,7 @@ def join_regions(
     """Have the levels of an engine join their regions. Returns what brings in what is ordered for our own. is_new: DRAM holds
     nothing of an earlier daemon. order: has a model preloaded, called where models.orders is on. condition: how this daemon is.
     file: where it is put down what is erased."""
-    deployment, tombstones = levels.deployment, Erased(time.time, file.known)
+    deployment, tombstones = levels.deployment, Erased(time.time, file.known.values())
     source = next(source for source in engine.loader.shared if source.level is levels.home)
     traffic = engine.persister.asks.traffic if engine.persister is not None else None
     warmer = Warmer(engine.blocks, engine.loader, engine.register, source, traffic)

@@ -377,7 +377,6 @@ class Service:
         if self._publisher is not None:
             self._publisher.open(asyncio.get_running_loop().call_soon_threadsafe)
         erased = ErasedFile(storage.data_dir.erased_path)
-        told = erased.open()
         if region is not None:
             reply, is_new = asyncio.get_running_loop().call_soon_threadsafe, not storage.arena.adopted
             self._warmer = join_regions(
@@ -395,7 +394,7 @@ class Service:
         self.disks = Disks(self.engine.nvme.members, directories, storage.known, self.engine.adoption, io)
         heap.freeze()  # what was imported is not searched for garbage again and again while rows come in
         self.engine.adopt()
-        for tombstone in told:  # what is adopted now is looked at, what comes later as well
+        for tombstone in erased.known.values():  # what is adopted now is looked at, what comes later as well
             self.engine.erasing.erase(tombstone)
 
     async def _require_region(self) -> None:

@@ -80,7 +80,7 @@ FORMATS = [
     Format("serving.json", msgspec.json.encode(Serving("boot", 3, 1 << 30)), lambda p: LastRun(p).headroom_bytes),
     Format("write_budget.json", msgspec.json.encode(Ledger([(1.0, 5), (2.0, 6)], 7)), lambda p: WriteBudgetFile(p).open(1 << 30).spent_bytes),
     Format("demand.bin", DEMAND.snapshot(), lambda p: DemandFile(p, Demand(8)).open()),  # type: ignore[func-returns-value]
-    Format("erased.bin", ERASED, lambda p: ErasedFile(p).open()),
+    Format("erased.bin", ERASED, ErasedFile),
     Format("kvstore.json", MARKER, lambda p: read_marker(p.parent), (OpenError,)),
 ]  # fmt: skip
 

@@ -62,7 +62,10 @@ def test_it_serves_nothing_of_it(
     client = Client(str(daemon.socket), timeout_s=5.0)
     until(lambda: not client.status()["adopting"])
     for number in range(20):
-        assert client.lookup([space_of(client, "acme")], erased) == (2 if prefix else 0), (number, client.status())
+        assert client.lookup([space_of(client, "acme")], erased) == (2 if prefix else 0), (
+            number,
+            client.status(),
+        )
         time.sleep(0.05)
     assert read(client, space_of(client, "umbrella"), other) == 8
     assert not prefix or read(client, space_of(client, "acme"), other) == 8

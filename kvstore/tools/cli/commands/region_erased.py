@@ -16,18 +16,16 @@ LOOK_S: Final = 2.0  # between two looks
 NODES_TOLD: Final = 4  # of those that are not done
 
 
-async def until_gone(
-    objects: Objects, tombstone: Tombstone, wait_s: float, pause_s: float = LOOK_S
-) -> list[str]:
+async def until_gone(objects: Objects, tombstone: Tombstone, wait_s: float) -> list[str]:
     """What is left of it in a region after so long, and why, a line each; nothing as soon as it is gone. Raises ObjectError."""
     from replication.formats.keeping import clock_of
 
     loop, clock = asyncio.get_running_loop(), await clock_of(objects)
     end_s = loop.time() + wait_s
     while left := await what_is_left(objects, tombstone, clock()):
-        if loop.time() + pause_s > end_s:
+        if loop.time() + LOOK_S > end_s:
             break
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(LOOK_S)
     return left
 
 
