@@ -9,7 +9,7 @@
       serving.json         there while a daemon serves (kvstore/daemon/last_run.py)
       write_budget.json       what was spent of the NVMe write budget (kvstore/health/write_budget_file.py)
       totals.sqlite        totals of every hour, for reports (kvstore/ledger/totals.py)
-      erased.bin           tombstones that this node was told of (kvstore/daemon/erased_file.py)
+      erased.bin           tombstones that this node was told of (kvstore/commands/erased_file.py)
       demand.bin           how often prefixes were asked for lately (kvstore/durable/demand.py)
       catalogue/           what is durable in the region: a copy of its feed (replication/catalogue/catalogue.py)
       read_through/        the same of each region that is read through

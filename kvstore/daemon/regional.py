@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvstore.commands.erased_file import ErasedFile
 from kvstore.daemon.config.config import Config, Durable
 from kvstore.daemon.config.regions_file import Deployment, Place, load_regions
 from kvstore.daemon.data_dir import DataDir
-from kvstore.daemon.erased_file import ErasedFile
 from kvstore.durable.demand import Demand
 from kvstore.durable.level import ObjectLevel
 from kvstore.durable.persister import Persisting

@@ -23,6 +23,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 
 from coldstart.disk.home import Home
 from kvstore import __version__
+from kvstore.commands.erased_file import ErasedFile
 from kvstore.constants import (
     EXPIRY_SLICE_S,
     IO_CLOSE_S,
@@ -44,7 +45,6 @@ from kvstore.daemon.config.config_sources import Loaded
 from kvstore.daemon.config.reloading import InForce, tune
 from kvstore.daemon.config.settings import Settings
 from kvstore.daemon.disks.watch import Disks
-from kvstore.daemon.erased_file import ErasedFile
 from kvstore.daemon.presence import Presence
 from kvstore.daemon.process import Signals, connections_room
 from kvstore.daemon.regional import join_regions, persisting, region_levels, small_status

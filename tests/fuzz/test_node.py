@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvstore.commands.erased_file import ErasedFile
 from kvstore.daemon.config.config_sources import load
 from kvstore.daemon.config.regions_file import RegionsFileError, load_regions
-from kvstore.daemon.erased_file import ErasedFile
 from kvstore.daemon.last_run import LastRun, Serving
 from kvstore.durable.demand import Demand
 from kvstore.durable.demand_file import DemandFile

@@ -82,8 +82,9 @@ async def _asked(
     from tiers.together import together
 
     found = await together(_into(deployment, region, is_live) for region in regions)
-    pairs = [pair for pairs in found for pair in pairs]
-    return pairs, await together(_keeper(deployment, region) for region in regions)
+    return [pair for pairs in found for pair in pairs], await together(
+        _keeper(deployment, region) for region in regions
+    )
 
 
 async def _keeper(deployment: Deployment, region: str) -> dict[str, Any]:

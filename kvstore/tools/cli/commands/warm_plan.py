@@ -95,7 +95,7 @@ class Planner:
         """Changes nothing anywhere. Raises NothingNamed, NoTier, other ReplicationError, TierError."""
         objects = await opened(self._deployment, self._region)
         nodes = await read_nodes(objects)
-        alive = [node for node in nodes if _is_alive(node, self._now_s)]
+        alive = [node for node in nodes if node.at_s > self._now_s - _ALIVE_S]
         self._plan.daemons = [node.writer for node in alive]
         holds_bytes = [node.holds_bytes(self._order.to) for node in alive]
         if holds_bytes and not any(holds_bytes):
@@ -256,11 +256,7 @@ class Planner:
 
 async def alive_writers(objects: Objects, now_s: float) -> list[str]:
     """The daemons of a region that told of themselves lately. Raises ObjectError."""
-    return [node.writer for node in await read_nodes(objects) if _is_alive(node, now_s)]
-
-
-def _is_alive(node: Node, now_s: float) -> bool:
-    return node.at_s > now_s - _ALIVE_S
+    return [node.writer for node in await read_nodes(objects) if node.at_s > now_s - _ALIVE_S]
 
 
 async def _size(catalogue: Catalogue, chosen: Sequence[Chosen]) -> tuple[int, int]:

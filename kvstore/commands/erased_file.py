@@ -21,7 +21,7 @@ from tiers.reading import Unreadable, read_bytes
 ERASED_BYTES_MAX: Final = 256 << 20
 _MAGIC: Final = b"KVERASE1"
 
-log = logging.getLogger("kvstore.daemon.erased_file")
+log = logging.getLogger("kvstore.commands.erased_file")
 
 
 class ErasedFile:
