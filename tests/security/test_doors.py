@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import socket
 import tarfile
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from kvstore.security import audit
 from kvstore.tools.doctor.certificates import certificates
 from kvstore.tools.doctor.findings import Case
 from tests.door.peer import Peer
-from tests.running import ROOT, Daemon, Place, kvstore
+from tests.running import Daemon, Place, kvstore
 from tests.security.certificates import DAY, Authority, write
 from tests.web.asked import child_of
 
@@ -218,15 +217,3 @@ def test_no_key_and_no_token_is_shown_anywhere(
     hashed = hashlib.sha256(TOKEN.encode()).hexdigest()
     for secret in (key[:40], key[-40:], TOKEN, hashed):
         assert not [text for text in shown if secret in text]
-
-
-@pytest.mark.parametrize("page", ["security", "faults"])
-def test_every_promise_names_a_test_that_is_there(page: str) -> None:
-    """Whatever a page says is tried is tried by a test of that name, in the file that it links."""
-    text = (ROOT / f"docs/{page}.md").read_text()
-    linked, found = "", 0
-    for link, name in re.findall(r"\.\./(tests/[\w/]+\.py)|`(test_\w+)`", text):
-        linked = link or linked
-        found += bool(name)
-        assert not name or f"def {name}(" in (ROOT / linked).read_text(), (linked, name)
-    assert found > 40
