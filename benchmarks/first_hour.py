@@ -31,7 +31,7 @@ from examples.demo.model import TRAINING_TEXT, make_model
 
 HOST = "127.0.0.1"
 WEB_PORT = 9471
-STEP_S_MAX = 120.0
+STEP_S_MAX = 300.0
 ENGINE_START_S_MAX = 600.0
 LOOK_AGAIN_S = 0.2
 LOG_CHARS = 2000
@@ -93,15 +93,19 @@ class Hour:
 
     def run(self, *words: str, codes: tuple[int, ...] = (0,)) -> str:
         """stdout of a command that ends. Raises StepError."""
-        done = subprocess.run(
-            words,
-            check=False,
-            cwd=self.directory,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=STEP_S_MAX,
-        )
+        try:
+            done = subprocess.run(
+                words,
+                check=False,
+                cwd=self.directory,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                timeout=STEP_S_MAX,
+            )
+        except subprocess.TimeoutExpired as error:
+            what = f"{' '.join(words)[:LOG_CHARS]}: not over within {STEP_S_MAX:g} s"
+            raise StepError(f"{what}: is this machine busy?") from error
         if done.returncode not in codes:
             raise StepError(
                 f"{' '.join(words)}: exit code {done.returncode}: {(done.stderr or done.stdout)[-LOG_CHARS:].strip()}"

@@ -46,6 +46,16 @@ def test_columns_are_left_out_before_words_are_broken(seed: int) -> None:
         assert widths == lines  # nothing is wrapped without need
 
 
+def test_figures_are_not_broken() -> None:
+    """A share of a size is one thing: its column goes before it is broken into four lines."""
+    names, row = (
+        ["region", "heard of", "DRAM", "NVMe"],
+        ["na", "18.3 s", "0.0 % of 16 MiB", "0.0 % of 788 GiB"],
+    )
+    assert fitted(names, [row], 50, ["NVMe"]) == {0: 6, 1: 8, 2: 15}
+    assert fitted(names, [row], 80, ["NVMe"]) == {0: 6, 1: 8, 2: 15, 3: 16}
+
+
 def test_status_and_retention_fit(place: Place, serve: Serve) -> None:
     """At 80 and 60 columns no line of a table is longer, no name is broken, and what is left out is said; a pipe has all
     of it. The fields of a namespace are few, however many it has."""

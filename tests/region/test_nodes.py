@@ -15,6 +15,7 @@ from replication.constants import NODE_SILENT_S
 from replication.formats.nodes import Condition, Node, Trouble, put_node
 from tests.region.regions import arguments, init, regions_file
 from tests.running import Daemon, Place, kvstore
+from tests.web.asked import get, until, url_of
 
 
 def nodes(file: Path, *more: str) -> tuple[int, dict[str, Any]]:
@@ -25,10 +26,10 @@ def nodes(file: Path, *more: str) -> tuple[int, dict[str, Any]]:
 
 def test_a_daemon_is_seen_from_its_bucket(place: Place, serve: Callable[..., Daemon], tmp_path: Path) -> None:
     """A daemon that runs is there by its host's name with its figures; one that has stopped long ago is silent, one that told of a
-    problem has it, one of last month is only counted; exit code 1 while one of them is not well."""
+    problem has it, one of last month is only counted; exit code 1 while one of them is not well. The page has the same."""
     file = regions_file(tmp_path, "na", "eu")
     init(file, "na", "eu")
-    serve(place, *arguments(place, file, "na"))
+    url = url_of(serve(place, *arguments(place, file, "na", "--set=web.listen=127.0.0.1:0")))
     deadline = time.monotonic() + 30
     while not (told := nodes(file, "na"))[1]["nodes"] and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -37,6 +38,8 @@ def test_a_daemon_is_seen_from_its_bucket(place: Place, serve: Callable[..., Dae
     assert (code, node["region"], node["host"], node["state"]) == (0, "na", socket.gethostname(), "ok"), node
     assert node["dram_bytes"] == 16 << 20 and node["nvme_bytes"] == 0 and 0 <= node["age_s"] < 30
     assert (node["asked_tokens"], node["hit_ratio"], node["problems"]) == (0, None, [])
+    shown = until(lambda: get(url, "/nodes.json").json()["nodes"], "the page has asked")
+    assert [one["writer"] for one in shown] == [node["writer"]]
 
     async def others() -> None:
         objects = load_regions(file).regions["na"].open()

@@ -16,7 +16,8 @@ import pytest
 from benchmarks.traffic import SHAPES, as_line
 from kvstore.errors import WorkerError
 from kvstore.processes import workers
-from kvstore.tools.cli import FAILED, main
+from kvstore.tools.cli import FAILED, INTERRUPTED, main
+from tests.running import environment
 
 ASKS = """
 import os, sys, time
@@ -98,3 +99,20 @@ def test_a_replay_says_that_its_worker_was_killed(tmp_path: Path, capsys: pytest
     assert main(["replay", str(trace), "--policy", "lru", "--capacity", "5%,10%,25%"]) == FAILED
     killer.join()
     assert capsys.readouterr().err.splitlines()[-1].startswith("kvstore: replay: a worker process was killed")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core computes without workers")
+def test_a_replay_that_is_told_to_end_leaves_nothing_behind(tmp_path: Path) -> None:
+    """SIGTERM is as Control-C: its exit code, and no word of Python's about semaphores that nobody gave back."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(map(as_line, SHAPES["chat"](1, 60_000))))
+    words = [sys.executable, "-m", "kvstore", "replay", str(trace)]  # all cells: they take seconds
+    replay = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    assert replay.stderr is not None
+    while " of " not in (line := replay.stderr.readline()):
+        assert line, replay.wait(60)
+    replay.terminate()
+    _, said = replay.communicate(timeout=60)
+    assert replay.returncode == INTERRUPTED and "semaphore" not in said, said

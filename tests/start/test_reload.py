@@ -58,7 +58,7 @@ def test_a_hangup_applies_what_can_change(place: Place, serve: Serve) -> None:
     wait_logged(daemon, "report.gpu_hour_price is 3.0 now")
     file.write_text("[report]\ngpu_hour_price = 3.0\n")
     daemon.process.send_signal(signal.SIGHUP)
-    wait_logged(daemon, "nvme.write_bytes_per_day is still 2147483648: from no limit to one, and back,")
+    wait_logged(daemon, "nvme.write_bytes_per_day is still 2 GiB: from no limit to one, and back,")
     assert daemon.stop() == 0
 
 

@@ -20,6 +20,7 @@ from kvstore.door.api import Api
 from kvstore.door.holders import Limits
 from kvstore.door.unix import Door
 from kvstore.engine.engine import Engine
+from kvstore.units import format_bytes
 
 log = logging.getLogger("kvstore.daemon.reloading")
 
@@ -84,10 +85,10 @@ def apply(old: Config, wanted: Config, parts: InForce) -> Config:
 
     def say(new: Config) -> None:
         for key in sorted(values):
-            log.info("%s is %s now", key, value_of(new, key))
+            log.info("%s is %s now", key, said(key, value_of(new, key)).strip('"'))
         for key in sorted(differing - values.keys()):
             why = reasons.get(key) or "another value needs a restart"
-            log.warning("%s is still %s: %s", key, value_of(old, key), why)
+            log.warning("%s is still %s: %s", key, said(key, value_of(old, key)).strip('"'), why)
         if not differing:
             log.info("no setting has changed")
 
@@ -151,3 +152,9 @@ def _with(config: Config, values: Mapping[str, Any]) -> Config:
     top = sections.pop("", {})
     nested = {name: getattr(config, name).model_copy(update=given) for name, given in sections.items()}
     return config.model_copy(update={**top, **nested})
+
+
+def said(key: str, value: Any) -> str:
+    """For people: bytes as they are written."""
+    is_size = "bytes" in key and isinstance(value, int)
+    return format_bytes(value) if is_size else written(value)

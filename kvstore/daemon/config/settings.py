@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvstore.daemon.config.config import DEFAULT_FILE, Config, keys, plain, value_of
-from kvstore.daemon.config.config_sources import Given, Loaded, nearest, parse_one, variable, written
-from kvstore.daemon.config.reloading import CHANGEABLE, InForce, apply, carry_out
+from kvstore.daemon.config.config_sources import Given, Loaded, nearest, parse_one, variable
+from kvstore.daemon.config.reloading import CHANGEABLE, InForce, apply, carry_out, said
 from kvstore.errors import BadRequest, ConfigError
-from kvstore.units import format_bytes
 
 log = logging.getLogger("kvstore.daemon.settings")
 
@@ -118,16 +117,10 @@ class Settings:
         for key in keys():
             wanted, now = value_of(self._wanted, key), value_of(self.config, key)
             if wanted != now and self._of(key).source != "set":
-                yield key, _said(key, wanted), _said(key, now)
+                yield key, said(key, wanted), said(key, now)
 
     def _of(self, key: str) -> Given:
         return self._given.get(key, DEFAULT)
 
     def _place(self) -> str:
         return str(self._file or DEFAULT_FILE)
-
-
-def _said(key: str, value: Any) -> str:
-    """For people: bytes as they are written."""
-    is_size = "bytes" in key.rsplit("_", 1)[-1] and isinstance(value, int)
-    return format_bytes(value) if is_size else written(value)

@@ -124,8 +124,9 @@ def fitted(
 
 
 def _pieces(text: str) -> list[str]:
-    """What is not broken: words, and short cells, such as a figure with its unit."""
-    return [text] if len(text) <= WORD_WIDTH_MIN else text.split() or [""]
+    """What is not broken: words, and short cells, such as a figure with its unit, or "5 % of 16 GiB"."""
+    is_short = len(text) <= (2 if text[:1].isdigit() else 1) * WORD_WIDTH_MIN
+    return [text] if is_short else text.split() or [""]
 
 
 def _draw(
