@@ -93,3 +93,42 @@ def test_what_is_named_leaves_for_good(tmp_path: Path, seed: int) -> None:
     blocks = [engine.namespaces.get(engine.register(spec)).blocks for spec in specs]
     assert {(w, p) for w, p in held if blocks[w].get(block(p)) and blocks[w][block(p)].where & 3} == kept
     again.close(unlink=True)
+
+
+def test_rows_of_a_disk_that_comes_back_are_looked_at(tmp_path: Path) -> None:
+    """A prefix was erased while a disk was away: what comes back with it is hidden, and gone when all of it was read."""
+    io = SteppedIo()
+    arena = open_arena(tmp_path / "arena", 8 * MIB, 2 * MIB, SIZE)
+    engine = Engine(arena, [], NamespaceRegistry(), io)
+    engine.adopt()
+    session = engine.open_session(0)
+    spec = NamespaceSpec(b"a".ljust(16), SIZE, 16, 16, {"tenant": "a"})
+    space = engine.register(spec)
+    path = [block(steps) for steps in ((1,), (1, 2), (1, 2, 3))]
+
+    def store() -> None:
+        answer = engine.reserve(session, space, b"".join(path), b"")
+        sums = b"".join(digest(arena.mapping[s.offset : s.offset + SIZE]) for s in granted(answer))
+        engine.commit(session, answer.lease, [s.position for s in granted(answer)], sums)
+
+    def there() -> int:
+        blocks = engine.namespaces.get(space).blocks
+        return sum(bool(one.where & 3) for one in map(blocks.get, path) if one is not None)
+
+    def steps() -> None:
+        for _ in range(20):
+            engine.erasing.step()
+
+    store()
+    engine.erasing.erase(Tombstone(namespaces=(spec.digest,), block_hash=path[1], watched_until_s=1))
+    steps()
+    assert there() == 1
+    engine.erasing._is_adopted = lambda: False
+    steps()
+    store()  # as rows come in
+    assert there() == 3 and path[1] in engine.namespaces.get(space).hidden
+    engine.erasing._is_adopted = lambda: True
+    steps()
+    assert there() == 1 and not engine.namespaces.get(space).hidden
+    assert engine.check() == []
+    arena.close()
