@@ -144,7 +144,9 @@ def test_what_is_removed_in_one_region_leaves_the_other(
     process.wait(TIMEOUT_S)
     asyncio.run(take_away())
     mirror(regions)
-    until(lambda: names(regions, "eu", MANIFESTS) == {two.name}, 120.0)  # by the keeper, who follows a dead one
+    until(
+        lambda: names(regions, "eu", MANIFESTS) == {two.name}, 120.0
+    )  # by the keeper, who follows a dead one
 
 
 def model_directory(path: Path) -> Path:
