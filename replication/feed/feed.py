@@ -44,6 +44,7 @@ from replication.formats.removed import Removed
 from replication.formats.segment import (
     FEED,
     HEADS,
+    WRITER_NAME,
     Head,
     Segment,
     ahead,
@@ -52,7 +53,6 @@ from replication.formats.segment import (
     encode,
     encode_head,
     head_name,
-    is_writer,
     read_head,
     segment_name,
     segment_number,
@@ -105,7 +105,7 @@ class FeedWriter:
     ) -> None:
         """writer_id: a fresh one. clock: unix seconds. chance: draws further ids. needs_bell: whether heads are looked at by nobody
         who does not hear it."""
-        assert is_writer(writer_id)
+        assert WRITER_NAME.fullmatch(writer_id)
         self.id = writer_id
         self.number = 0
         self.conflicts = 0
@@ -392,12 +392,12 @@ class FeedReader:
         async for page in self._objects.list(HEADS):
             for info in page:
                 writer = info.name[len(HEADS) :]
-                if is_writer(writer):
+                if WRITER_NAME.fullmatch(writer):
                     heads[writer] = (info.e_tag, info.size_bytes)
                     modified_s[writer] = info.modified_s
         is_full = self._asks_all or self._looks % FULL_LOOK_EVERY == 0
         if is_full:
-            for writer in filter(is_writer, await self._objects.folders(FEED)):
+            for writer in filter(WRITER_NAME.fullmatch, await self._objects.folders(FEED)):
                 heads.setdefault(writer, ("", 0))
             self.listed = frozenset(heads)
             self._asks_all = False

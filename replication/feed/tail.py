@@ -34,6 +34,7 @@ from replication.formats.region import require_place
 from replication.formats.segment import Segment
 from replication.keeper.keeper import Keeper
 from replication.keeper.news_reader import Folders, Source
+from replication.problems import Problems
 from replication.waits import within
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError
@@ -414,7 +415,7 @@ class Tail:
         if self._keeper is None or not self._keeper.holds:
             return
         try:
-            waiting = await self._stuck()
+            waiting = await self._stuck(self._keeper.problems)
             is_owed = bool(waiting) or self._is_crowded()
             if self._since_check < SNAPSHOT_SEGMENTS_MIN and not is_owed:
                 return
@@ -439,12 +440,12 @@ class Tail:
             "snapshot %s: %d packs in %d parts; %s", written.name, written.packs, len(written.parts), retired
         )
 
-    async def _stuck(self) -> list[str]:
+    async def _stuck(self, problems: Problems) -> list[str]:
         """What those have put who wait for a snapshot, if it is time for one. Raises ObjectError."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._helped_s + STUCK_SNAPSHOT_S or not self._stuck_there.are_due():
             return []
-        names = await stuck(self._objects)
+        names = await stuck(self._objects, problems)
         if names:
             self._helped_s = now_s
         else:

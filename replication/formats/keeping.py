@@ -21,9 +21,11 @@ from msgspec import Meta
 
 from replication.constants import KIB, MIB, NUMBERS_MAX
 from replication.errors import Damaged
+from replication.formats.members import read_members
 from replication.formats.ranges import Count, Id, Positions, Word, WriterName
 from replication.formats.sealed import fetch, seal, unseal
-from replication.formats.segment import is_writer
+from replication.formats.segment import WRITER_NAME
+from replication.problems import Problems
 from replication.store_clock import StoreClock
 from replication.waits import passed_s
 from tiers.bucket.objects import ObjectInfo, Objects
@@ -142,11 +144,11 @@ async def put_stuck(objects: Objects, holder: Holder) -> None:
     await ring(objects)
 
 
-async def stuck(objects: Objects) -> list[str]:
+async def stuck(objects: Objects, problems: Problems) -> list[str]:
     """The names of what those who are stuck have put. Raises ObjectError."""
-    return [
-        info.name
-        async for page in objects.list(STUCK)
-        for info in page
-        if is_writer(info.name.removeprefix(STUCK))
-    ]
+
+    async def read(info: ObjectInfo) -> Holder:
+        return await fetch(objects, _STUCK_MAGIC, Holder, info.name, TERM_BYTES_MAX)
+
+    members = await read_members(objects, STUCK, WRITER_NAME, read, problems)
+    return [info.name for info, _ in members.found]

@@ -20,7 +20,7 @@ from replication.constants import HEAD_NUMBERS, HEARTBEAT_LATE_S, MIB
 from replication.errors import Damaged
 from replication.formats.ranges import NAME, AgeS, Count, Positions, RegionName, Share, Size, UnixS, Word
 from replication.formats.sealed import fetch, seal
-from replication.formats.segment import HEADS, ahead, is_writer
+from replication.formats.segment import HEADS, WRITER_NAME, ahead
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError, ObjectMissing, ObjectUnavailable
 from tiers.together import together
@@ -103,7 +103,7 @@ async def segments_behind(source: Objects, state: MirrorState) -> int:
     async for page in source.list(HEADS):
         for info in page:
             writer = info.name[len(HEADS) :]
-            if is_writer(writer):
+            if WRITER_NAME.fullmatch(writer):
                 read = state.read.get(writer, 0)
                 new = ahead(info.size_bytes, read)
                 heads[writer] = read + (new if new < HEAD_NUMBERS // 2 else 0)  # else the head is an old one

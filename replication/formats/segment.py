@@ -44,7 +44,7 @@ FEED = "feed/"
 HEADS = "heads/"
 _SEGMENT_MAGIC = b"KVFEED1\n"
 _HEAD_MAGIC = b"KVHEAD1\n"
-_WRITER = re.compile(r"[0-9a-f]{16}")
+WRITER_NAME = re.compile(r"[0-9a-f]{16}")
 _NUMBER = re.compile(
     r"[0-7][0-9a-f]{15}"
 )  # no writer comes as far as half of them, and behind each there is a next one
@@ -80,10 +80,6 @@ class Head(msgspec.Struct, array_like=True):
 
     number: Number
     at_s: UnixS
-
-
-def is_writer(name: str) -> bool:
-    return _WRITER.fullmatch(name) is not None
 
 
 def segment_name(writer: str, number: int) -> str:

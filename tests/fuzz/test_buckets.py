@@ -143,6 +143,12 @@ async def _doubted(objects: MemoryObjects) -> None:
     assert [bytes(16)] in [said.packs for _, said in members.found]
 
 
+async def _stuck(objects: MemoryObjects) -> None:
+    other = keeping.Holder("00000000000000bb", "there", is_mirror=False)
+    await keeping.put_stuck(objects, other)
+    assert keeping.STUCK + other.life in await keeping.stuck(objects, Problems())
+
+
 def _removal(model: str) -> removed_models.Removal:
     return removed_models.Removal(model, "r", 1.0, "me", 9)
 
@@ -301,6 +307,7 @@ FORMATS = {
     "doubts": Format(
         *_beside("doubts/", lambda objects: doubts.put_doubts(objects, W, [b"a" * 16, b"b" * 16])), _doubted
     ),
+    "stuck": Format(*_beside(keeping.STUCK, lambda objects: keeping.put_stuck(objects, HOLDER)), _stuck),
     "removal": Format(
         *_beside(removed_models.REMOVED, lambda objects: removed_models.put_removal(objects, _removal("m"))),
         _removals,
@@ -394,8 +401,7 @@ def _allowed(
 
 
 def test_every_format_is_among_them() -> None:
-    """Each first bytes that our rooms give an object of a bucket are those of an example here; of a sign of who is stuck only the name is
-    read, and what is sealed is what these are."""
+    """Each first bytes that our rooms give an object of a bucket are those of an example here; what is sealed is what these are."""
     source = "".join(
         path.read_text() for room in ("replication", "tiers/packs") for path in (ROOT / room).rglob("*.py")
     )
@@ -405,7 +411,7 @@ def test_every_format_is_among_them() -> None:
     }
     parts = [stored[name] for stored, name in _snapshot_formats().values()]
     examples = {content[:8] for content in (*(one.good for one in FORMATS.values()), *parts)}
-    assert magics - examples == {b"KVSTUK1\n", b"KVPACK2\n"}
+    assert magics - examples == {b"KVPACK2\n"}
 
 
 @pytest.mark.parametrize("kind", FORMATS)

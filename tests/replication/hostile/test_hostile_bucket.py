@@ -18,7 +18,7 @@ from replication.erasure.erased import Erased
 from replication.errors import MarkerDamaged
 from replication.feed.snapshots import Snapshots
 from replication.formats.announced import Announced
-from replication.formats.keeping import BELL, STUCK
+from replication.formats.keeping import BELL
 from replication.formats.manifests import CHUNKS
 from replication.formats.region import open_region
 from replication.formats.segment import Segment, encode
@@ -60,8 +60,8 @@ from tiers.packs.packs import PACKS, PackHeader, describe
 catalogues_in_memory = in_memory  # a fixture of every test here, too
 SEEDS = int(os.environ.get("ROUNDS", "1"))  # of each attack; `make soak` asks for more
 PROCESSES = 5  # two daemons, a mirror's two sides, and whoever asks
-# The bell says nothing, and who is stuck nothing but a name; chunks are known by SHA-256; packs have tags, and misses are counted.
-WITHOUT_SEAL = {BELL, STUCK, CHUNKS, PACKS}
+# The bell says nothing; chunks are known by SHA-256; packs have tags, and misses are counted.
+WITHOUT_SEAL = {BELL, CHUNKS, PACKS}
 READS_MAX = 400  # of one bad object, in ten minutes, by three processes that look every few seconds
 
 
