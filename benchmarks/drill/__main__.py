@@ -85,7 +85,7 @@ def _document(outcomes: Sequence[Outcome]) -> Iterator[str]:
         if one.ok and not one.not_here:
             said = _HEX.sub("…", one.said)
             after = [f"{max(seconds.values()):.0f} s" for seconds in (one.named_s, one.gone_s)]
-            yield f"| {one.fault} | {said} | {one.to_do} | {' | '.join(after)} | {one.lines_hour} |"
+            yield f"| {one.fault} | {said} | {' '.join(one.to_do.split())} | {' | '.join(after)} | {one.lines_hour} |"
 
 
 def _print(outcomes: Sequence[Outcome]) -> None:
