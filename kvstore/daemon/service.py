@@ -613,13 +613,16 @@ class Service:
     # -- reload --
 
     def _asked_to_reload(self) -> None:
-        if self._reread is not None and (self._reloading is None or self._reloading.done()):
+        is_free = self._reloading is None or self._reloading.done()
+        if self._reread is not None and is_free and not self._stop.is_set():
             self._reloading = self._in_background(self.settings.reload(self._reread))
 
     # -- stop --
 
     def _asked_to_stop(self) -> None:
         (self._hurry if self._stop.is_set() else self._stop).set()
+        if self._reloading is not None:
+            self._reloading.cancel()
 
     def _tell_what_stays(self, is_kept: bool) -> None:
         """What the end of this process does not free."""

@@ -38,7 +38,7 @@ def test_hashes_in_any_order_are_explained_and_booked(
 
 def test_a_block_that_leaves_between_two_steps(with_nvme: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """What left after the prefix was found, before its blocks are looked at, is missed, for the reason that it left for."""
-    monkeypatch.setattr(accounts, "STEP_BLOCKS", 1)
+    monkeypatch.setattr(accounts, "JUDGE_STEP_BLOCKS", 1)
     with Client(with_nvme.socket_path, timeout_s=10) as client:
         _, held = demoted(with_nvme, client)
 

@@ -39,6 +39,9 @@ class Node:
         await self.fails.wait()
         raise ValueError("a bug")
 
+    def clock(self) -> float:
+        return time.time()
+
     def held(self, *asked: Any) -> int:
         return 7
 

@@ -105,8 +105,9 @@ def check(client: Client, space: Namespace, prompts: Sequence[Sequence[bytes]], 
     blocks = 0
     for hashes in prompts:
         length = prefix(hashes, there)
-        until(lambda: client.lookup([space], hashes) >= length)  # noqa: B023 called in this round
-        until(lambda: read(client, space, hashes[:length]) == length)  # noqa: B023 called in this round
+        # What it did not get once, on a busy machine, it does not hold for a minute.
+        until(lambda: client.lookup([space], hashes) >= length, 120.0)  # noqa: B023 called in this round
+        until(lambda: read(client, space, hashes[:length]) == length, 120.0)  # noqa: B023 called in this round
         blocks += length
     return blocks
 

@@ -399,11 +399,15 @@ class World:
             before = [mirror.home.puts.copy() for mirror in self.mirrors]
             await asyncio.sleep(QUIET_S)
             for mirror, puts in zip(self.mirrors, before, strict=True):
-                # What its source announced before it was restored from a backup may come late, once.
+                bucket, late = mirror.bucket, mirror.home.puts - puts
+                expected = bucket.expected()
                 more = [
                     name
-                    for name in mirror.home.puts - puts
-                    if puts[name] or not mirror.bucket.may_come(by_name()[name].pack.id)
+                    for name, times in late.items()
+                    # What its source announced before it was restored from a backup may still come, once.
+                    if times > 1
+                    or (pack_id := by_name()[name].pack.id) in expected
+                    or not bucket.may_come(pack_id)
                 ]
                 assert not more, f"{mirror.name}: copied in circles: {more}"
             await self.settle()  # a sweep tries for a while to copy what its source lost
