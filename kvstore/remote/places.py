@@ -25,6 +25,7 @@ import grpc
 from kvstore import __version__
 from kvstore.remote.errors import BadRequest, NotKnown
 from kvstore.v1 import cache_pb2, models_pb2, nodes_pb2, regions_pb2, reports_pb2
+from tiers.reading import Unreadable, read_bytes
 
 C = TypeVar("C")
 
@@ -208,10 +209,9 @@ def _state(path: Path) -> tuple[int, int, int] | None:
 
 def _read(path: Path) -> bytes:
     try:
-        with open(path, "rb") as file:
-            return file.read(FILE_BYTES_MAX)
-    except OSError as error:
-        raise BadRequest(f"{path}: {error.strerror or error}", "CERTIFICATES") from error
+        return read_bytes(path, FILE_BYTES_MAX)
+    except Unreadable as error:
+        raise BadRequest(str(error), "CERTIFICATES") from error
 
 
 def _token(path: Path) -> str:

@@ -244,7 +244,7 @@ def test_a_text_goes_through_the_tokenizer(filled: Place, tmp_path: Path) -> Non
     broken = tmp_path / "broken.json"
     broken.write_text("{}")
     done = kvstore("explain", text, "--tokenizer", broken, "--socket", filled.socket)
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

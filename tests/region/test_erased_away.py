@@ -25,8 +25,9 @@ def proxy(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Prox
     made.close()
 
 
-@pytest.mark.parametrize("prefix", [False, True], ids=["tenant", "prefix"])
-@pytest.mark.parametrize("names", [True, False], ids=["names", "no names"])
+@pytest.mark.parametrize(
+    ("names", "prefix"), [(True, True), (False, False)], ids=["names, prefix", "no names, tenant"]
+)
 def test_it_serves_nothing_of_it(
     tmp_path: Path, serve: Callable[..., Daemon], s3_server: S3Server, proxy: Proxy, prefix: bool, names: bool
 ) -> None:

@@ -156,7 +156,7 @@ def _lines(path: Path, trace: Trace) -> Iterator[Line]:
                 if text.strip():
                     yield decoder.decode(text.removeprefix(BOM_UTF8) if number == 1 else text)
     except (OSError, EOFError) as error:
-        raise ReplayError(f"{path}: {error}") from error
+        raise ReplayError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     except zlib.error as error:
         raise ReplayError(f"{path}: damaged gzip after line {number}: {error}") from error
     except (msgspec.MsgspecError, UnicodeError) as error:

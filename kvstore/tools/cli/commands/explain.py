@@ -215,7 +215,7 @@ def _encoded(text: str, path: Path | None, special: bool) -> list[int]:
     try:
         ids: list[int] = Tokenizer.from_file(str(file)).encode(text, add_special_tokens=special).ids
     except Exception as error:
-        raise CliError(f"explain: --tokenizer {file}: {error}") from error
+        raise CliError(f"explain: --tokenizer {file}: {error}", exit_code=USAGE) from error
     return ids
 
 
