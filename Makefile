@@ -14,6 +14,9 @@
 #             PAIRS=5 rounds of engines that must share what they store or must not; INPUTS=100000 damaged inputs of each format;
 #             all of what can be wrong in a command, a setting, the environment
 
+# Daemons and commands are started by the thousand here: without its compiled modules each start compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv/bin
 WORKERS ?= 2
 WAITERS ?= 4

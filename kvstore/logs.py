@@ -19,13 +19,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
-
-import structlog
-from structlog.typing import EventDict, Processor
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, Literal
 
 from kvstore.output import HandedOver, handed_over
 from kvstore.units import harmless
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict
 
 REPEATS_MAX: Final = 10.0  # lines of one wording at once
 REPEAT_S: Final = 300.0  # … and one more each
@@ -78,17 +79,7 @@ def configure(level: str, form: Literal["auto", "json", "console"]) -> None:
     handler = logging.StreamHandler(
         getattr(sys.stderr, "below", sys.stderr)
     )  # colours are drawn: cli/streams.py
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[
-                _fields,
-                structlog.stdlib.add_log_level,
-                structlog.stdlib.add_logger_name,
-                structlog.processors.TimeStamper(fmt="iso", utc=True, key="timestamp" if console else "time"),
-            ],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_render(console)],
-        )
-    )
+    handler.setFormatter(_console() if console else _Json())
     handler.addFilter(Guard())
     if isinstance(stream := handed_over(sys.stderr), HandedOver):
         stream.note = lambda lost: handler.format(_missing(lost))
@@ -102,10 +93,42 @@ def _missing(lines: int) -> logging.LogRecord:
     return logging.makeLogRecord({**facts, "msg": "lines of the log were lost here: nobody took them"})
 
 
-def _render(console: bool) -> list[Processor]:
-    if console:
-        return [_on_a_terminal, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_json)]
+class _Json(logging.Formatter):
+    """The standard library's only: structlog, which draws on terminals, takes a tenth of a start to import."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event = {
+            "event": record.getMessage(),
+            **_fields_of(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "time": datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        }
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            event["stack"] = self.formatStack(record.stack_info)
+        text = json.dumps(event, default=str, ensure_ascii=False)
+        # In characters as people write them, unless one of them could steer a terminal: then all as \u…, and as exact.
+        return text if text == harmless(text) else json.dumps(event, default=str)
+
+
+def _console() -> logging.Formatter:
+    import structlog
+
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[
+            _fields,
+            structlog.stdlib.add_log_level,
+            structlog.stdlib.add_logger_name,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+        ],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            _on_a_terminal,
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+        ],
+    )
 
 
 def _on_a_terminal(_logger: object, _method: str, event: EventDict) -> EventDict:
@@ -113,14 +136,11 @@ def _on_a_terminal(_logger: object, _method: str, event: EventDict) -> EventDict
     return {name: harmless(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
-def _json(event: EventDict, **_options: object) -> str:
-    """In characters as people write them, unless one of them could steer a terminal: then all as \\u…, and as exact."""
-    text = json.dumps(event, default=str, ensure_ascii=False)
-    return text if text == harmless(text) else json.dumps(event, default=str)
-
-
 def _fields(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Copy the `extra` of a standard-library record into the event."""
-    record: logging.LogRecord = event["_record"]
-    event.update({name: value for name, value in record.__dict__.items() if name not in _OWN})
+    event.update(_fields_of(event["_record"]))
     return event
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, object]:
+    """What came in through `extra`."""
+    return {name: value for name, value in record.__dict__.items() if name not in _OWN}

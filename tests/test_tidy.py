@@ -605,6 +605,20 @@ def test_light_imports(module: str) -> None:
     assert "asyncio" not in loaded, f"import {module} loads asyncio"
 
 
+def test_tests_without_engines_import_no_engine() -> None:
+    """Each process that collects tests imports all heads of their modules: vLLM is loaded inside functions, or in
+    tests/vllm, which is left out."""
+    wrong = [
+        f"{relative(path)}:{node.lineno}: {ast.unparse(node)}"
+        for path in python_files("tests")
+        if ROOT / "tests/vllm" not in path.parents
+        for node in tree_of(path).body
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        and re.search(r"\b(vllm|connectors\.vllm)\b", ast.unparse(node).replace("tests.vllm", ""))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_every_test_states_its_fact() -> None:
     """Every test opens with a docstring, and no test is skipped or expected to fail for good."""
     wrong = []

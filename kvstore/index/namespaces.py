@@ -40,7 +40,7 @@ from tiers.reading import Unreadable, as_json, read_json
 
 NAMESPACES_FILE_BYTES_MAX = 512 * MIB  # as many with as long names as may be registered: never so much
 NAMESPACE_DROP_BLOCKS = 100  # of an ended namespace, dropped in one go: about a millisecond
-NAMESPACE_DROP_LOOKS = 2000  # blocks that are looked at in one go
+NAMESPACE_DROP_LOOKS = 1000  # blocks that are looked at in one go
 NAMESPACES_ENDED_MAX = 1024  # of the last that were ended: a start does not adopt what is left of them
 NAMESPACES_UNUSED_MAX = (
     64  # without a block, and registered by no connection any more: the last ones stay known

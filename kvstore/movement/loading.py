@@ -24,8 +24,9 @@ its way is pinned once by this object, so that no policy evicts it meanwhile.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
-from kvstore.constants import STEP_SLOW_BLOCKS, SUSPECTS_MAX
+from kvstore.constants import STEP_BLOCKS, SUSPECTS_MAX
 from kvstore.health.breaker import Job
 from kvstore.index.block import NO_SLOT, Block, Namespace
 from kvstore.ledger.accounts import Accounts
@@ -42,6 +43,7 @@ from kvstore.steps import Steps
 from tiers.base import Get
 from tiers.constants import OWNER_DAEMON
 
+LOOKS_PER_ANSWER = 10  # what an answer takes of the time of a piece
 LOAD_LOOKS = 600  # blocks that wait for a load, looked at between two yields: a whole lease at once
 LOAD_LOOKS_EVICTING = 5  # the same, where other blocks have to be evicted for each
 
@@ -395,20 +397,29 @@ class Loader:
         self._residency.background.begin(self._give_up_steps(source))
 
     def _give_up_steps(self, source: Source) -> Steps[None]:
-        hanging = [
-            load.block for load in self._loads.values() if load.source is source and load.slot != NO_SLOT
-        ]
-        for waiter in [waiter for block in hanging for waiter in self.waiting.drain(block)]:
-            waiter(None)
         looks = 0
-        for block in self._given_up(source):
-            looks += 1 + self._finish(self._loads[block], None)
-            if looks >= STEP_SLOW_BLOCKS:
+        for took in chain(self._miss_hanging(source), self._miss_waiting(source)):
+            looks += took
+            if looks >= STEP_BLOCKS:
                 looks = 0
                 yield
                 if source.loads.closed:
                     break  # it works again: what still waits for it is loaded
         self.pump()
+
+    def _miss_hanging(self, source: Source) -> Iterator[int]:
+        """Who waits for what is read now is answered; what is read may never come back. Each is so many looks."""
+        for load in list(self._loads.values()):
+            looks = 1
+            if load.source is source and load.slot != NO_SLOT and self._loads.get(load.block) is load:
+                for waiter in self.waiting.drain(load.block):
+                    waiter(None)
+                    looks += LOOKS_PER_ANSWER
+            yield looks
+
+    def _miss_waiting(self, source: Source) -> Iterator[int]:
+        for block in self._given_up(source):
+            yield LOOKS_PER_ANSWER * (1 + self._finish(self._loads[block], None))
 
     def _given_up(self, source: Source) -> Iterator[Block]:
         """What waits for a source, out of its queues: what requests wait for goes first."""

@@ -35,7 +35,7 @@ from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.steps import Background, Steps
 
 PIN_PARTS = 64  # dicts that the pinned blocks of a namespace are in
-PIN_STEP_BLOCKS = 200  # of a pinned prefix, marked, guarded or given up between two yields
+PIN_STEP_BLOCKS = 100  # of a pinned prefix, marked, guarded or given up between two yields
 
 Pinned = tuple[bytes, bytes]  # namespace digest, block hash
 

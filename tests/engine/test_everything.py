@@ -81,7 +81,7 @@ TIGHT = {
     (takeover, "TAKEOVER_SLOTS"): 2,
     (models_module, "GIVE_AT_ONCE"): 1,
     (write_queue, "STEP_SLOW_BLOCKS"): 2,
-    (loading, "STEP_SLOW_BLOCKS"): 2,
+    (loading, "STEP_BLOCKS"): 2 * loading.LOOKS_PER_ANSWER,
     (loading, "LOAD_LOOKS"): 8,
     (pins, "PIN_STEP_BLOCKS"): 2,
     (lookups, "STEP_BLOCKS"): 2,
