@@ -20,13 +20,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from kvstore.output import HandedOver, handed_over
 from kvstore.units import harmless
-
-if TYPE_CHECKING:
-    from structlog.typing import EventDict
 
 REPEATS_MAX: Final = 10.0  # lines of one wording at once
 REPEAT_S: Final = 300.0  # … and one more each
@@ -79,7 +76,7 @@ def configure(level: str, form: Literal["auto", "json", "console"]) -> None:
     handler = logging.StreamHandler(
         getattr(sys.stderr, "below", sys.stderr)
     )  # colours are drawn: cli/streams.py
-    handler.setFormatter(_console() if console else _Json())
+    handler.setFormatter(_Console(sys.stderr.isatty()) if console else _Json())
     handler.addFilter(Guard())
     if isinstance(stream := handed_over(sys.stderr), HandedOver):
         stream.note = lambda lost: handler.format(_missing(lost))
@@ -93,54 +90,37 @@ def _missing(lines: int) -> logging.LogRecord:
     return logging.makeLogRecord({**facts, "msg": "lines of the log were lost here: nobody took them"})
 
 
-class _Json(logging.Formatter):
-    """The standard library's only: structlog, which draws on terminals, takes a tenth of a start to import."""
+def _when(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
+
+def _facts(record: logging.LogRecord) -> dict[str, object]:
+    return {name: value for name, value in record.__dict__.items() if name not in _OWN}
+
+
+class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        event = {
-            "event": record.getMessage(),
-            **_fields_of(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "time": datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        }
+        event = {"event": record.getMessage(), **_facts(record)}
+        event |= {"level": record.levelname.lower(), "logger": record.name, "time": _when(record)}
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
-        if record.stack_info:
-            event["stack"] = self.formatStack(record.stack_info)
         text = json.dumps(event, default=str, ensure_ascii=False)
         # In characters as people write them, unless one of them could steer a terminal: then all as \u…, and as exact.
         return text if text == harmless(text) else json.dumps(event, default=str)
 
 
-def _console() -> logging.Formatter:
-    import structlog
+class _Console(logging.Formatter):
+    """TIME [level] event [logger] name='value' …; what a bucket or a client wrote into a line moves no cursor."""
 
-    return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[
-            _fields,
-            structlog.stdlib.add_log_level,
-            structlog.stdlib.add_logger_name,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-        ],
-        processors=[
-            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            _on_a_terminal,
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
-        ],
-    )
+    def __init__(self, coloured: bool) -> None:
+        super().__init__()
+        self._bold, self._plain = ("\x1b[1m", "\x1b[0m") if coloured else ("", "")
+        self._colours = (
+            {"WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[31m"} if coloured else {}
+        )
 
-
-def _on_a_terminal(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """What a bucket or a client wrote into a line moves no cursor; errors and objects as their text."""
-    return {name: harmless(value) if isinstance(value, str) else value for name, value in event.items()}
-
-
-def _fields(_logger: object, _method: str, event: EventDict) -> EventDict:
-    event.update(_fields_of(event["_record"]))
-    return event
-
-
-def _fields_of(record: logging.LogRecord) -> dict[str, object]:
-    """What came in through `extra`."""
-    return {name: value for name, value in record.__dict__.items() if name not in _OWN}
+    def format(self, record: logging.LogRecord) -> str:
+        level, event = record.levelname.lower(), harmless(record.getMessage())
+        facts = "".join(f" {name}={harmless(repr(value))}" for name, value in _facts(record).items())
+        trace = "\n" + harmless(self.formatException(record.exc_info)) if record.exc_info else ""
+        return f"{_when(record)} [{self._colours.get(record.levelname, '')}{level:8}{self._plain}] {self._bold}{event:40}{self._plain} [{record.name}]{facts}{trace}"

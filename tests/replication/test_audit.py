@@ -28,7 +28,7 @@ from tests.replication.kept import kept
 from tests.replication.virtual_loop import run
 from tiers.errors import ObjectMissing, ObjectRefused
 
-SEEDS = int(os.environ.get("SEEDS", "12"))
+SEEDS = int(os.environ.get("SEEDS", "6"))
 INTERVAL_S = 1500.0  # of audits
 SOON_S = 3 * 1200.0  # within which a gap is passed
 DAYS_S = 12 * INTERVAL_S

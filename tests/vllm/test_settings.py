@@ -92,7 +92,7 @@ def test_the_plugin_imports_light() -> None:
 def test_the_connector_brings_in_no_daemon() -> None:
     """In the engine's process there is the client and nothing of the daemon."""
     code = (
-        "import connectors.vllm, sys; heavy = ('grpc', 'pydantic_settings', 'structlog', 'uvloop');"
+        "import connectors.vllm, sys; heavy = ('grpc', 'pydantic_settings', 'uvloop');"
         "print([m for m in sys.modules if m in heavy and m != 'grpc' or m in ('kvstore.engine', 'kvstore.daemon', 'tiers.dram.arena', 'tiers.nvme.device')])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -91,7 +91,7 @@ COMMANDS = {name: summary for commands in HEADINGS.values() for name, summary in
 _NEEDED = frozenset(
     {
         *("aiohttp", "cryptography", "obstore", "prometheus_client", "pydantic", "rich", "rocksdict"),
-        *("shtab", "structlog", "uvloop", "zmq", "zstandard"),
+        *("shtab", "uvloop", "zmq", "zstandard"),
     }
 )
 
