@@ -39,7 +39,7 @@ from tiers.namespace_spec import NamespaceSpec
 from tiers.reading import Unreadable, as_json, read_json
 
 NAMESPACES_FILE_BYTES_MAX = 512 * MIB  # as many with as long names as may be registered: never so much
-NAMESPACE_DROP_BLOCKS = 100  # of an ended namespace, dropped in one go: about a millisecond
+NAMESPACE_DROP_BLOCKS = 50  # of an ended namespace, dropped in one go: one or two milliseconds
 NAMESPACE_DROP_LOOKS = 1000  # blocks that are looked at in one go
 NAMESPACES_ENDED_MAX = 1024  # of the last that were ended: a start does not adopt what is left of them
 NAMESPACES_UNUSED_MAX = (

@@ -44,7 +44,7 @@ from tiers.base import Get
 from tiers.constants import OWNER_DAEMON
 
 LOOKS_PER_ANSWER = 10  # what an answer takes of the time of a piece
-LOAD_LOOKS = 600  # blocks that wait for a load, looked at between two yields: a whole lease at once
+LOAD_LOOKS = 300  # blocks that wait for a load, looked at between two yields
 LOAD_LOOKS_EVICTING = 5  # the same, where other blocks have to be evicted for each
 
 
@@ -419,10 +419,10 @@ class Loader:
 
     def _miss_waiting(self, source: Source) -> Iterator[int]:
         for block in self._given_up(source):
-            yield LOOKS_PER_ANSWER * (1 + self._finish(self._loads[block], None))
+            yield LOOKS_PER_ANSWER * (1 + self._finish(self._loads[block], None)) if block is not None else 1
 
-    def _given_up(self, source: Source) -> Iterator[Block]:
-        """What waits for a source, out of its queues: what requests wait for goes first."""
+    def _given_up(self, source: Source) -> Iterator[Block | None]:
+        """What waits for a source, out of its queues: what requests wait for goes first. None: it was another one's."""
         while source.slotted:
             load = source.slotted.popleft()
             source.slotted_bytes -= load.block.namespace.record_bytes
@@ -441,6 +441,7 @@ class Loader:
                     yield block
                 else:
                     starved.append(block)
+                    yield None
             if not starved and self._starved.get(line) is starved:
                 del self._starved[line]
 

@@ -39,7 +39,7 @@ from kvstore.protocol.residency_bits import IN_ANY
 from kvstore.retention.clock import Clock
 from kvstore.steps import Steps
 
-EXPIRY_FIND_BLOCKS = 512  # blocks whose rows are asked for their times at once
+EXPIRY_FIND_BLOCKS = 256  # blocks whose rows are asked for their times at once
 EXPIRY_SWEEP_SHARE = 0.1  # of the shortest TTL of a namespace: the pause between two sweeps
 EXPIRY_SWEEP_S_MIN = 10.0  # of that pause
 EXPIRY_SWEEP_S_MAX = 600.0  # of that pause

@@ -35,6 +35,7 @@ from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.steps import Background, Steps
 
 PIN_PARTS = 64  # dicts that the pinned blocks of a namespace are in
+PIN_WAITING_PART = 4096  # blocks that wait, in a dict of those
 PIN_STEP_BLOCKS = 100  # of a pinned prefix, marked, guarded or given up between two yields
 
 Pinned = tuple[bytes, bytes]  # namespace digest, block hash
@@ -67,6 +68,42 @@ class Numbers:
         if not left:
             del part[block_hash]
         return left
+
+
+class Waiting:
+    """Marked blocks that wait for a share, oldest first, in small dicts: see `Numbers`."""
+
+    __slots__ = ("_next", "_numbers", "_parts")
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._numbers = Numbers()
+        self._parts: dict[int, dict[int, Block]] = {}  # by number; none is empty
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def __contains__(self, block: Block) -> bool:
+        return block.key in self._numbers
+
+    def first(self) -> Block:
+        return next(iter(next(iter(self._parts.values())).values()))
+
+    def add(self, block: Block) -> None:
+        """As the youngest, unless it waits."""
+        if block not in self:
+            self._numbers[block.key] = self._next
+            self._parts.setdefault(self._next // PIN_WAITING_PART, {})[self._next] = block
+            self._next += 1
+
+    def discard(self, block: Block) -> None:
+        number = self._numbers.get(block.key)
+        if number:
+            del self._numbers[block.key]
+            part = self._parts[number // PIN_WAITING_PART]
+            del part[number]
+            if not part:
+                del self._parts[number // PIN_WAITING_PART]
 
 
 class Chain:
@@ -137,7 +174,8 @@ class Pins:
         self._slot_bytes = slot_bytes
         self._settle = settle
         self._spaces: dict[bytes, _Space] = {}
-        self._waiting: dict[int, dict[Block, None]] = {IN_DRAM: {}, IN_NVME: {}}
+        self._waiting = {IN_DRAM: Waiting(), IN_NVME: Waiting()}
+        self._moves_up = False
 
     def __bool__(self) -> bool:
         return bool(self._spaces)
@@ -383,14 +421,14 @@ class Pins:
                 self._give_room(space, namespace.blocks.get(chain[low]), bit)
                 low += 1
                 if self._guard(space, block, bit):
-                    del self._waiting[bit][block]
+                    self._waiting[bit].discard(block)
 
     def _give_room(self, space: _Space, block: Block | None, bit: int) -> None:
         """A block of a chain is guarded no more: what is above it goes first."""
         if block is not None and space.guarded.get(block.hash) == bit:
             del space.guarded[block.hash]
             self._count(block.namespace, bit, -1)
-            self._waiting[bit][block] = None
+            self._waiting[bit].add(block)
             self._settle(block)
 
     def _place(self, space: _Space, block: Block) -> None:
@@ -399,14 +437,14 @@ class Pins:
         before = space.guarded.get(block.hash, 0)
         for tier, waiting in self._waiting.items():
             if before == bit or tier != bit:
-                waiting.pop(block, None)
+                waiting.discard(block)
         if before == bit:
             return
         if before:
             del space.guarded[block.hash]
             self._count(block.namespace, before, -1)
         if bit and not self._guard(space, block, bit):
-            self._waiting[bit][block] = None
+            self._waiting[bit].add(block)
 
     def _guard(self, space: _Space, block: Block, bit: int) -> bool:
         """Guard a block that is not, if the share of its tier allows."""
@@ -417,14 +455,28 @@ class Pins:
         return True
 
     def _move_up(self) -> None:
-        """Guard what waited, oldest first, as far as the share allows."""
-        for bit, waiting in self._waiting.items():
-            while waiting:
-                block = next(iter(waiting))
-                space = self._spaces.get(block.namespace.spec.digest)
-                if space is not None and not self._guard(space, block, bit):
-                    break
-                del waiting[block]
+        """Guard what waited, oldest first, as far as the shares allow."""
+        if not self._moves_up:
+            self._moves_up = True
+            self._background.begin(self._move_up_steps())
+
+    def _move_up_steps(self) -> Steps[None]:
+        while any([self._move_some_up(bit) for bit in self._waiting]):  # a list: of each tier
+            yield
+        self._moves_up = False
+
+    def _move_some_up(self, bit: int) -> bool:
+        """Returns whether there may be more."""
+        waiting = self._waiting[bit]
+        for _ in range(PIN_STEP_BLOCKS):
+            if not waiting:
+                return False
+            block = waiting.first()
+            space = self._spaces.get(block.namespace.spec.digest)
+            if space is not None and not self._guard(space, block, bit):
+                return False
+            waiting.discard(block)
+        return True
 
 
 def _discard_top(space: _Space, chain: Chain, pinned: bytes) -> None:
