@@ -40,6 +40,7 @@ PINNED_PREFIXES, PINNED_LONG = 400, 40
 LEASES, LEASE_BLOCKS = 64, 512
 PROMPT_BLOCKS = 65_536
 TENANTS = 8
+ROUNDS = 2
 BURST = 20_000  # blocks that wait for a device, or for room
 
 
@@ -271,11 +272,15 @@ class _With(Lazy):
 
 
 def crowded_turns(blocks: int, arena_path: Path) -> dict[str, float]:
-    """The slowest turn of each kind of work, in ms."""
-    held = Held()
-    heap.freeze()  # as a daemon does
-    work_through(blocks, arena_path, held)
-    return {work: round(1e3 * slowest_s, 2) for work, slowest_s in held.slowest_s.items()}
+    """The slowest turn of each kind of work, in ms: the lesser one of ROUNDS nodes. There are ten thousand turns of a kind, and what
+    a hypervisor takes away meets one of them in most rounds, but another one in each."""
+    rounds = []
+    for _ in range(ROUNDS):
+        held = Held()
+        heap.freeze()  # as a daemon does
+        work_through(blocks, arena_path, held)
+        rounds.append(held.slowest_s)
+    return {work: round(1e3 * min(slowest_s[work] for slowest_s in rounds), 2) for work in rounds[0]}
 
 
 def work_through(blocks: int, arena_path: Path, held: Held) -> None:
