@@ -461,7 +461,7 @@ class Pins:
             self._background.begin(self._move_up_steps())
 
     def _move_up_steps(self) -> Steps[None]:
-        while any([self._move_some_up(bit) for bit in self._waiting]):  # a list: of each tier
+        while any(self._move_some_up(bit) for bit in self._waiting):
             yield
         self._moves_up = False
 
