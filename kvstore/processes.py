@@ -17,6 +17,8 @@ from contextlib import contextmanager
 
 from kvstore.errors import WorkerError
 
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+
 
 @contextmanager
 def workers(count: int) -> Iterator[ProcessPoolExecutor]:
@@ -32,6 +34,7 @@ def workers(count: int) -> Iterator[ProcessPoolExecutor]:
     # starts would end the pool's own thread with "dictionary changed size during iteration".
     vars(pool)["_safe_to_dynamically_spawn_children"] = False
     try:
+        _start(pool)
         yield pool
     except BaseException as error:
         for process in set(multiprocessing.active_children()) - others:
@@ -44,7 +47,24 @@ def workers(count: int) -> Iterator[ProcessPoolExecutor]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _start(pool: ProcessPoolExecutor) -> None:
+    """Start all of its processes. One that is half started when the end comes would print a traceback, so the end waits: for this
+    process by a handler, as the signal may come to any of its threads, and for them by a mask, which they inherit."""
+    came: list[int] = []
+    before = {stop: signal.signal(stop, lambda number, _: came.append(number)) for stop in _STOPS}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    try:
+        pool.submit(int)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for stop, handler in before.items():
+            signal.signal(stop, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
 def _end_with_parent() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)  # blocked while it was started
     threading.Thread(target=_wait_for_the_end, daemon=True).start()
 
 

@@ -9,6 +9,7 @@ says; one whose time is over by the clock of its store leaves when the next one 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -39,14 +40,13 @@ class ErasedFile:
             if not (isinstance(error, Unreadable) and error.is_missing):
                 log.warning("what was erased is known again when the bucket is read: %s", error)
 
-    def add(self, tombstone: Tombstone, now_s: float) -> None:
+    def add(self, tombstones: Sequence[Tombstone], now_s: float) -> None:
         """now_s: unix seconds by the clock of the store; 0: not known. Never raises."""
-        others = [
-            one for one in self.known.values() if now_s < one.watched_until_s and one.id != tombstone.id
-        ]
-        kept = others if tombstone.is_taken_back else [*others, tombstone]
+        kept = {name: one for name, one in self.known.items() if now_s < one.watched_until_s}
+        kept |= {one.id: one for one in tombstones}
+        kept = {name: one for name, one in kept.items() if not one.is_taken_back}
         try:
-            replace_file(self._path, seal(_MAGIC, kept))
-            self.known = {one.id: one for one in kept}
+            replace_file(self._path, seal(_MAGIC, list(kept.values())))
+            self.known = kept
         except OSError as error:
             log.warning("what is erased is not saved: %s: %s", self._path, error)

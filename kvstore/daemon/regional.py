@@ -120,10 +120,11 @@ def join_regions(
     traffic = engine.persister.asks.traffic if engine.persister is not None else None
     warmer = Warmer(engine.blocks, engine.loader, engine.register, source, traffic)
 
-    def erased(tombstone: Tombstone) -> None:
+    def erased(tombstones: Sequence[Tombstone]) -> None:
         clock = levels.home.clock
-        file.add(tombstone, clock() if isinstance(clock, StoreClock) and clock.is_known else 0.0)
-        reply(lambda: engine.erasing.erase(tombstone))
+        file.add(tombstones, clock() if isinstance(clock, StoreClock) and clock.is_known else 0.0)
+        for tombstone in tombstones:
+            reply(partial(engine.erasing.erase, tombstone))
 
     def how_far(tombstones: Sequence[Tombstone]) -> list[NodeErased]:
         found = zip(tombstones, map(engine.erasing.left, tombstones), strict=True)

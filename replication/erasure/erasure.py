@@ -46,7 +46,7 @@ log = logging.getLogger("replication.erasure")
 
 
 class Erasure:
-    """Of one catalogue and its bucket. told: called with each tombstone that is new here, or that erases once more; and with one of a
+    """Of one catalogue and its bucket. told: called with tombstones that are new here, or that erase once more; and with those of a
     prefix again when all that hangs on it is known, as what was fetched before that may have been behind it."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Erasure:
         objects: Objects,
         catalogue: Catalogue,
         clock: Callable[[], float],
-        told: Callable[[Tombstone], None] = lambda tombstone: None,
+        told: Callable[[Sequence[Tombstone]], None] = lambda tombstones: None,
         known: Erased | None = None,
         holds: Callable[[], bool] = lambda: True,
         news: Source | None = None,
@@ -186,9 +186,10 @@ class Erasure:
 
     async def look(self) -> None:
         """Learn of new tombstones. Raises ObjectError, after all that can be read was learned, if some could not."""
-        for tombstone in await self.known.look(self._objects):
+        if new := await self.known.look(self._objects):
             self._next = 0
-            self.told(tombstone)
+            self.told(new)
+        for tombstone in new:
             if tombstone.block_hash and not tombstone.is_taken_back:
                 self._unswept.append(tombstone)
         is_of_prefixes = any(tombstone.block_hash for tombstone in self.tombstones)
@@ -228,8 +229,8 @@ class Erasure:
                 raise
         await self._keep_behind()
         swept, self._unswept = self._unswept, []
-        for tombstone in swept:
-            self.told(tombstone)
+        if swept:
+            self.told(swept)
 
     async def _look_at_lost(self) -> None:
         """What hangs on packs that are gone goes as if they were here."""

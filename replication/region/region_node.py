@@ -103,12 +103,12 @@ class RegionNode(RegionReader):
         chance: random.Random,
         clock: Callable[[], float],
         skew_s: float = CLOCK_SKEW_S,
-        erased: Callable[[Tombstone], None] = lambda tombstone: None,
+        erased: Callable[[Sequence[Tombstone]], None] = lambda tombstones: None,
         tombstones: Erased | None = None,
         is_mirror: bool = False,
     ) -> RegionNode:
         """instance: names this daemon, the same after each start. clock: this machine's, unix seconds. skew_s: by which it may differ from the store's.
-        erased: called with each tombstone that becomes known. tombstones: where others look them up, too. is_mirror: it copies from other
+        erased: called with tombstones that become known. tombstones: where others look them up, too. is_mirror: it copies from other
         regions, and keeps its own before daemons do.
 
         Raises RegionError (not this region), CatalogueBusy, CatalogueDamaged, ObjectError.

@@ -116,3 +116,24 @@ def test_a_replay_that_is_told_to_end_leaves_nothing_behind(tmp_path: Path) -> N
     replay.terminate()
     _, said = replay.communicate(timeout=60)
     assert replay.returncode == INTERRUPTED and "semaphore" not in said, said
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core computes without workers")
+def test_workers_that_are_just_starting_say_nothing_of_an_end(tmp_path: Path) -> None:
+    """SIGTERM comes at the same instant as a worker is there: it waits until all are started, and none prints a traceback."""
+    script = (
+        "import multiprocessing, os, signal, threading\n"
+        "from kvstore.processes import workers\n"
+        "def end():\n"
+        "    while not multiprocessing.active_children(): pass\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "threading.Thread(target=end).start()\n"
+        "try:\n"
+        "    with workers(4) as pool: [pool.submit(abs, 1).result() for _ in iter(int, 1)]\n"
+        "except KeyboardInterrupt: print('ended')\n"
+    )
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environment()
+        )
+        assert (done.stdout, done.stderr) == ("ended\n", "")

@@ -52,7 +52,7 @@ class Node:
 
     def begin(self) -> None:
         """A life of the daemon."""
-        self.erasure = Erasure(self.objects, self.catalogue, lambda: self.now_s, self.told.append)
+        self.erasure = Erasure(self.objects, self.catalogue, lambda: self.now_s, self.told.extend)
         self.erasure.remove = self.catalogue.remove_all
 
     def grow(self, chance: random.Random) -> Announced:

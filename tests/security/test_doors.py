@@ -22,7 +22,7 @@ from kvstore.tools.doctor.findings import Case
 from tests.door.peer import Peer
 from tests.running import Daemon, Place, kvstore
 from tests.security.certificates import DAY, Authority, write
-from tests.web.asked import child_of
+from tests.web.asked import child_of, until
 
 WEB, GRPC = "--set=web.listen=0.0.0.0:0", "--set=grpc.listen=[::]:0"
 TOKEN = "a-token-that-nobody-may-see"
@@ -196,8 +196,11 @@ def test_no_key_and_no_token_is_shown_anywhere(
     key = "".join(files["key"].read_text().split("\n")[1:-2])
     daemon = serve(place, *place.arguments, "--set=log.level=debug", WEB, *arguments(files))
     pids = (daemon.process.pid, child_of(daemon))
+    until(
+        lambda: str(files["key"]) in Path(f"/proc/{pids[1]}/cmdline").read_text(),
+        "the child runs its own program",
+    )
     shown = [Path(f"/proc/{pid}/{what}").read_text() for pid in pids for what in ("cmdline", "environ")]
-    assert str(files["key"]) in shown[2]
     bundle = tmp_path / "bundle.tar.gz"
     for words in (
         ["config", "show", *place.arguments, *arguments(files)],
