@@ -76,15 +76,15 @@ class Waiting:
     __slots__ = ("_next", "_numbers", "_parts")
 
     def __init__(self) -> None:
-        self._next = 1
-        self._numbers = Numbers()
+        self._next = 0
+        self._numbers: list[dict[Block, int]] = [{} for _ in range(PIN_PARTS)]
         self._parts: dict[int, dict[int, Block]] = {}  # by number; none is empty
 
     def __bool__(self) -> bool:
         return bool(self._parts)
 
     def __contains__(self, block: Block) -> bool:
-        return block.key in self._numbers
+        return block in self._numbers[block.hash[-1] % PIN_PARTS]
 
     def first(self) -> Block:
         return next(iter(next(iter(self._parts.values())).values()))
@@ -92,14 +92,13 @@ class Waiting:
     def add(self, block: Block) -> None:
         """As the youngest, unless it waits."""
         if block not in self:
-            self._numbers[block.key] = self._next
+            self._numbers[block.hash[-1] % PIN_PARTS][block] = self._next
             self._parts.setdefault(self._next // PIN_WAITING_PART, {})[self._next] = block
             self._next += 1
 
     def discard(self, block: Block) -> None:
-        number = self._numbers.get(block.key)
-        if number:
-            del self._numbers[block.key]
+        number = self._numbers[block.hash[-1] % PIN_PARTS].pop(block, None)
+        if number is not None:
             part = self._parts[number // PIN_WAITING_PART]
             del part[number]
             if not part:
