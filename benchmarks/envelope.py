@@ -19,10 +19,10 @@ from pathlib import Path
 
 from benchmarks.traffic import SHAPES, as_line
 from kvstore.policies.names import OURS
-from kvstore.processes import workers
 from kvstore.tools.replay import table
 from kvstore.tools.replay.policies import REFERENCES
 from kvstore.tools.replay.trace import Trace, read
+from kvstore.tools.replay.workers import workers
 
 CAPACITIES = (0.01, 0.05, 0.1, 0.25)
 LIKE_LIFE = ("agents", "chat", "scan", "shift", "study", "tasks")

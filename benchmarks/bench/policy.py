@@ -38,10 +38,10 @@ from benchmarks.bench.plan import POLICY_BYTES_PER_BLOCK_EST, Plan
 from benchmarks.bench.timed import Timed
 from kvstore.daemon import heap
 from kvstore.index.forest import split_hashes
-from kvstore.processes import workers
 from kvstore.protocol.frames import HASHES_MAX
 from kvstore.tools.bench.dram import HASH_BYTES
 from kvstore.tools.bench.figures import Value
+from kvstore.tools.replay.workers import workers
 from tiers.dram.memory_limits import memory_left
 
 if TYPE_CHECKING:

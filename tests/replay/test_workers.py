@@ -15,13 +15,13 @@ import pytest
 
 from benchmarks.traffic import SHAPES, as_line
 from kvstore.errors import WorkerError
-from kvstore.processes import workers
 from kvstore.tools.cli import FAILED, INTERRUPTED, main
+from kvstore.tools.replay.workers import workers
 from tests.running import environment
 
 ASKS = """
 import os, sys, time
-from kvstore.processes import workers
+from kvstore.tools.replay.workers import workers
 if __name__ == "__main__":
     with workers(1) as pool:
         print(pool.submit(os.getpid).result(), flush=True)
@@ -123,7 +123,7 @@ def test_workers_that_are_just_starting_say_nothing_of_an_end(tmp_path: Path) ->
     """SIGTERM comes at the same instant as a worker is there: it waits until all are started, and none prints a traceback."""
     script = (
         "import multiprocessing, os, signal, threading\n"
-        "from kvstore.processes import workers\n"
+        "from kvstore.tools.replay.workers import workers\n"
         "def end():\n"
         "    while not multiprocessing.active_children(): pass\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"

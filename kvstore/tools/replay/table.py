@@ -12,11 +12,11 @@ from functools import partial
 
 from kvstore.constants import REPLAY_HASH_BYTES
 from kvstore.index.forest import split_hashes
-from kvstore.processes import workers
 from kvstore.tools.replay import cell
 from kvstore.tools.replay.policies import BOUND, EVERYTHING, POLICIES, REFERENCES
 from kvstore.tools.replay.policies.belady import Oracle
 from kvstore.tools.replay.trace import Trace
+from kvstore.tools.replay.workers import workers
 
 REPLAY_PROCESSES_MAX = 16  # each has the trace in memory
 
