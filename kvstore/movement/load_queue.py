@@ -80,9 +80,8 @@ class LoadQueue:
         if block in self._waiting:
             del self._waiting[block]
             self.size_bytes -= block.namespace.record_bytes
-            if (
-                not self._waiting
-            ):  # what is left in lines was taken from others: thousands, not to be looked at one by one
+            if not self._waiting:
+                # What is left was taken from other lines: thousands, that `first` would look at in one turn.
                 self._lines.clear()
 
     def first(self) -> Block | None:

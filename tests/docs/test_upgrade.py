@@ -25,9 +25,8 @@ from tiers.packs.packs import PACK_MAGIC
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/upgrade.md").read_text(encoding="utf-8")
-CONNECTOR = (ROOT / "connectors/vllm/identity/namespace.py").read_text(
-    encoding="utf-8"
-)  # to import it imports vLLM
+# Read, as importing it imports vLLM.
+CONNECTOR = (ROOT / "connectors/vllm/identity/namespace.py").read_text(encoding="utf-8")
 VERSION_AT = 8  # behind the magic of an arena's table
 
 Serve = Callable[..., Daemon]

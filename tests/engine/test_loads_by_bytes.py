@@ -228,6 +228,20 @@ def test_a_queue_takes_turns_and_each_block_once() -> None:
     assert (len(queue), queue.size_bytes, queue.lines) == (0, 0, 0)
 
 
+def test_what_others_took_is_not_looked_at_when_nothing_waits() -> None:
+    """A line whose blocks were all taken from another one goes with the last of them, and is not walked through."""
+    space = Namespace(0, NamespaceSpec(b"q" * 16, 100, 8, 16))
+    queue = LoadQueue()
+    for number in range(1000):
+        block = Block(space, number.to_bytes(8, "big"))
+        queue.add(block, "short")
+        queue.add(block, "long")
+    while len(queue):
+        assert queue.first() is not None
+        queue.take()  # without an end of its turn: all come from the first line
+    assert queue.lines == 0
+
+
 def test_a_long_line_is_not_searched_for_garbage() -> None:
     """However many blocks wait, the garbage collector has nothing of theirs to look at."""
     space = Namespace(0, NamespaceSpec(b"q" * 16, 100, 8, 16))
