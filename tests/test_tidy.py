@@ -83,7 +83,7 @@ LINES_MAX = {
     "replication/models": 450,
     "replication/region": 1380,
     "tiers": 1300,
-    "tiers/bucket": 1480,
+    "tiers/bucket": 1530,
     "tiers/dram": 2010,
     "tiers/nvme": 1250,
     "tiers/packs": 820,

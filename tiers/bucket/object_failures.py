@@ -22,6 +22,7 @@ from obstore.exceptions import (
     UnknownConfigurationKeyError,
 )
 
+from tiers.bucket.plain_lists import ODD_NAME
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
 
 # What a store's call raises: a wrong path is a ValueError, a missing object a FileNotFoundError.
@@ -87,6 +88,8 @@ def failure(error: BaseException, asked: str) -> ObjectError:
         return _of_status(status, text, asked)
     if number := _ERRNO.search(text):
         return _of_errno(int(number[1]), error, asked)
+    if isinstance(error, InvalidPathError) and ": list " in asked:
+        return ObjectRefused(f"{asked}: {ODD_NAME}")
     if isinstance(error, FileNotFoundError):
         return ObjectMissing(f"{asked}: there is no such object")
     for words, meaning, kind in _CAUSES:

@@ -32,9 +32,10 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, NotModifiedError, PreconditionError
+from obstore.exceptions import AlreadyExistsError, InvalidPathError, NotModifiedError, PreconditionError
 from obstore.store import S3Store
 
+from tiers.bucket import plain_lists
 from tiers.bucket.direct_reads import DirectReads
 from tiers.bucket.directory import each_object, folder_names, sweep
 from tiers.bucket.object_failures import StoreErrors, failure, lacks_conditions
@@ -207,7 +208,13 @@ class StoredObjects(Objects):
             return await self._look("list", prefix, lambda: folder_names(self._directory, prefix))
 
         async def work() -> Sequence[str]:
-            found = await obstore.list_with_delimiter_async(self._store, prefix or None)
+            try:
+                found = await obstore.list_with_delimiter_async(self._store, prefix or None)
+            except InvalidPathError:
+                if self._direct is None:
+                    raise
+                names = await asyncio.to_thread(plain_lists.folders, self.where, self._options, prefix)
+                return list(filter(_NAME.fullmatch, names))
             return sorted(path.rpartition("/")[2] for path in found["common_prefixes"])
 
         return await self._call("list", prefix, work)
@@ -283,9 +290,15 @@ class StoredObjects(Objects):
         """Pages of a bucket, in order; a page that fails is asked for anew, from where it began."""
         last = after
         stream: ListStream[Sequence[ObjectMeta]] | None = None
+        is_plain = False
 
         async def work() -> Sequence[ObjectInfo] | None:
-            nonlocal stream
+            nonlocal stream, is_plain
+            if is_plain:
+                return (
+                    await asyncio.to_thread(plain_lists.listed, self.where, self._options, prefix, last)
+                    or None
+                )
             if stream is None:
                 stream = obstore.list(
                     self._store, prefix or None, offset=last or None, chunk_size=OBJECT_LIST_NAMES
@@ -294,9 +307,11 @@ class StoredObjects(Objects):
                 return [_info(meta) for meta in await anext(stream)]
             except StopAsyncIteration:
                 return None
-            except BaseException:
-                stream = None
-                raise
+            except BaseException as error:
+                stream, is_plain = None, self._direct is not None and isinstance(error, InvalidPathError)
+                if not is_plain:
+                    raise
+            return await work()
 
         while (page := await self._call("list", prefix, work)) is not None:
             last = page[-1].name if page else last
