@@ -59,7 +59,7 @@ class Case(NamedTuple):
 
 USAGE, MISSING, AWAY = frozenset({2}), frozenset({3}), frozenset({4})
 ANY = Value("").codes
-LONG, UNICODE, CONTROL = "x" * 100_000, "naïve-雪-🦙", "\x1b[2Jx\x07"
+LONG, UNICODE, CONTROL = "x" * 100_000, "naïve-雪-🦙", "\x1b[2Jx\x07\ny"
 NUMBERS = (
     "",
     " ",
@@ -130,6 +130,7 @@ class Sandbox:
         (path / "file").write_text("no file of ours\n")
         (path / "secret").write_text("x")
         (path / "secret").chmod(0)
+        (path / "shut").mkdir(0)  # nobody may look at what is in it
         (path / "loop").symlink_to("loop")
         os.mkfifo(path / "fifo")
         (path / "model" / "config.json").write_text("{}")
@@ -163,16 +164,28 @@ class Sandbox:
         yield from (Value(f"{self.path}/{name}", MISSING) for name in ("none", UNICODE, "none/none"))
         yield from (
             Value(f"{self.path}/{name}", USAGE | MISSING)
-            for name in ("file", "file/x", "secret", "loop", "fifo", "na", "x" * 300, "x/" * 3000, CONTROL)
+            for name in (
+                "file",
+                "file/x",
+                "secret",
+                "shut",
+                "loop",
+                "fifo",
+                "na",
+                "x" * 300,
+                "x/" * 3000,
+                CONTROL,
+            )
         )
-        yield Value("/dev/zero", USAGE | MISSING)
+        yield from (Value(f"{self.path}/shut/x", frozenset({1, 2, 3})), Value("/dev/zero", USAGE | MISSING))
 
     def outputs(self) -> Iterator[Value]:
         """Of one whose file is written."""
         yield from (Value("", USAGE), Value(f"{self.path}/none/x", MISSING))
         refused = frozenset({1, 2, 3})
         yield from (
-            Value(f"{self.path}/{name}", refused) for name in ("file/x", "fifo", "na", "x" * 300, "x/" * 3000)
+            Value(f"{self.path}/{name}", refused)
+            for name in ("file/x", "shut/x", "fifo", "na", "x" * 300, "x/" * 3000)
         )
         yield Value(f"{self.path}/loop")  # may be replaced
 
@@ -313,7 +326,7 @@ def values(path: Path_, action: argparse.Action, box: Sandbox, asks: bool) -> It
         yield Value("", USAGE)
         yield from (
             Value(f"{box.path}/{name}", away)
-            for name in ("none", "file", "na", UNICODE, "loop", "secret", CONTROL)
+            for name in ("none", "file", "na", UNICODE, "loop", "secret", "shut/x", CONTROL)
         )
         yield from (Value(f"{box.path}/{name}", USAGE if asks else ANY) for name in ("x" * 300, "x/" * 3000))
     elif action.type is Path:
@@ -559,10 +572,12 @@ def sweep(
         pid = os.fork()
         if pid == 0:
             os.close(reading)
+            code = 1
             try:
                 _child(cases_of, box, every, number, writing)
+                code = 0
             finally:
-                os._exit(0)
+                os._exit(code)
         os.close(writing)
         total += _followed(name, pid, reading, report)
     return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.constants import TENANT_CHARS_MAX
+from kvstore.tools import cli
 from tests.cli.terminal import STYLE, on_terminal
 from tests.running import ROOT, TIMEOUT_S, environment, kvstore
 
@@ -110,6 +112,29 @@ def test_a_closed_stderr_leaves_stdout_alone(trace: Path) -> None:
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_stderr_changes_no_exit_code(trace: Path, unbuffered: str) -> None:
+    """What cannot be said is not said, and nothing of it comes to stdout."""
+    for words, code in (
+        ("replay $1 -o json", 0),
+        ("sttaus", 2),
+        ("replay /nowhere/x", 3),
+        ("ping --socket /nowhere/x", 4),
+    ):
+        done = shell(f"kvstore {words} 2>/dev/full", trace, PYTHONUNBUFFERED=unbuffered)
+        assert (done.returncode, bool(done.stdout)) == (code, code == 0)
+
+
+@pytest.mark.parametrize(
+    "words", [["replay"], ["ping", "--socket"], ["status", "--config"], ["help"], ["model", "show"]]
+)
+def test_a_name_with_a_line_feed_is_said_on_one_line(words: list[str], tmp_path: Path) -> None:
+    """Whoever reads stderr line by line reads all of it."""
+    done = kvstore(*words, tmp_path / "a\nb")
+    assert (done.returncode in (2, 3, 4), done.stderr.count("\n")) == (True, 1)
+    assert "a\ufffdb" in done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("words", ["config show", "--help", "status --help", "version"])
 def test_a_reader_that_had_enough_hears_nothing(words: str, unbuffered: str) -> None:
     """A closed pipe ends the command quietly, with exit code 1."""
@@ -139,6 +164,22 @@ def test_a_bug_of_ours_is_not_blamed_on_stdout() -> None:
     )
     assert done.returncode == 1
     assert "OSError: [Errno 5]" in done.stderr and "cannot write" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.EACCES, 2), (errno.ENOTDIR, 2), (errno.ENOENT, 3), (errno.EIO, 1)]
+)
+def test_a_path_that_cannot_be_looked_at_is_no_bug(
+    number: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Below a folder that is shut, on a disk that fails: wherever it is met, one line with the path and what is wrong."""
+
+    def broken(words: list[str]) -> int:
+        raise OSError(number, os.strerror(number), "/shut/x")
+
+    monkeypatch.setattr(cli, "_run", broken)
+    assert cli.main(["x"]) == code
+    assert capsys.readouterr() == ("", f"kvstore: /shut/x: {os.strerror(number)}\n")
 
 
 def test_a_stdout_of_few_characters_escapes_the_others() -> None:

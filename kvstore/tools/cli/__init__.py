@@ -29,7 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kvstore.tools.cli.streams import harmless_streams
+from kvstore.tools.cli.streams import harmless_streams, leave
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -180,12 +180,12 @@ def _main(words: list[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader (head, less) had enough
-        _leave_stdout()
+        leave(sys.stdout)
         return FAILED
     except OSError as error:
         if _can_write():
             raise
-        _leave_stdout()
+        leave(sys.stdout)
         return _say(CliError(f"cannot write to stdout: {error.strerror}"))
 
 
@@ -230,6 +230,16 @@ def _failure_of(error: Exception) -> CliError | None:
         code = NOT_FOUND if isinstance(error, ModelMissing) else FAILED
     elif isinstance(error, (ReplicationError, TierError)):
         code = UNREACHABLE if isinstance(error, ObjectUnavailable) else FAILED
+    elif isinstance(error, OSError) and error.filename is not None:  # of a path, wherever it was met
+        path, refused = os.fsdecode(error.filename), (PermissionError, NotADirectoryError, IsADirectoryError)
+        code = (
+            NOT_FOUND
+            if isinstance(error, FileNotFoundError)
+            else USAGE
+            if isinstance(error, refused)
+            else FAILED
+        )
+        return CliError(f"{path}: {error.strerror}", exit_code=code)
     else:
         return None
     return CliError(*getattr(error, "problems", (str(error),)), exit_code=code)
@@ -242,8 +252,11 @@ _LONG_WORD, _CUT = (
 
 
 def _say(error: CliError) -> int:
+    from kvstore.units import REPLACED
+
     for problem in error.problems:
-        print(f"kvstore: {_LONG_WORD.sub(_CUT, problem)}", file=sys.stderr)
+        line = problem.replace("\n", REPLACED)  # of a name: what is wrong stands on one line
+        print(f"kvstore: {_LONG_WORD.sub(_CUT, line)}", file=sys.stderr)
     return error.exit_code
 
 
@@ -254,11 +267,6 @@ def _can_write() -> bool:
     except OSError:
         return False
     return True
-
-
-def _leave_stdout() -> None:
-    """What is still to be written goes nowhere: the interpreter would try again as it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(words: list[str]) -> int:

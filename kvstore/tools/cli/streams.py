@@ -20,15 +20,22 @@ _NO_TERMINAL = "dumb"  # what every library knows as a terminal without colours
 
 
 class Harmless:
-    """A text stream; whatever else is asked of it, the stream below does."""
+    """A text stream; whatever else is asked of it, the stream below does. is_needed: a failure to write is told; else what was
+    said, and all that follows, goes nowhere."""
 
-    def __init__(self, below: TextIO) -> None:
+    def __init__(self, below: TextIO, is_needed: bool = True) -> None:
         self.below = below
+        self._is_needed = is_needed
 
     def write(self, text: str) -> int:
         from kvstore.units import harmless
 
-        self.below.write(harmless(text))
+        try:
+            self.below.write(harmless(text))
+        except OSError:
+            if self._is_needed:
+                raise
+            leave(self.below)
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -54,6 +61,11 @@ def has_colours() -> bool:
     return can_draw() and not os.environ.get("NO_COLOR")
 
 
+def leave(stream: TextIO) -> None:
+    """What is still to be written to it goes nowhere: the interpreter would try again as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 @contextlib.contextmanager
 def harmless_streams() -> Iterator[None]:
     """Both streams of this process are wrapped meanwhile. A terminal of which nothing is known (TERM is not set, or empty)
@@ -62,6 +74,6 @@ def harmless_streams() -> Iterator[None]:
         os.environ["TERM"] = _NO_TERMINAL
     with (
         contextlib.redirect_stdout(cast("TextIO", Harmless(sys.stdout))),
-        contextlib.redirect_stderr(cast("TextIO", Harmless(sys.stderr))),
+        contextlib.redirect_stderr(cast("TextIO", Harmless(sys.stderr, is_needed=False))),
     ):
         yield

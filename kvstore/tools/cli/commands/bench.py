@@ -88,7 +88,9 @@ def carry_out(
     try:
         values = runner.run(plan, directory, {name: parts[name] for name in parts if name in only}, _say)
     except (DaemonError, KvstoreError, TierError, OSError) as error:
-        raise CliError(f"bench: {error}", exit_code=FAILED) from error
+        if getattr(error, "filename", None):
+            raise
+        raise CliError(f"bench: {getattr(error, 'strerror', error)}", exit_code=FAILED) from error
     if args.output == "json":
         print_json(flat(values, figures))
         return OK
