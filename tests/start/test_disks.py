@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -315,3 +316,18 @@ def test_the_doctor_writes_nothing_to_a_disk(machine: Machine) -> None:
         machine.shell("fsfreeze -u /mnt/l; umount /mnt/l")
     found = [f for f in json.loads(done.out)["findings"] if f["check"] == "disk /mnt/l/kv"]
     assert found[0]["level"] == "ok" and found[0]["found"].startswith("file system ext4")
+
+
+def test_a_directory_that_may_not_be_looked_into_is_not_called_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no daemon answers the command looks itself, and says what it met in the words of every other line."""
+
+    def shut(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
+
+    from kvstore.tools.cli.commands.disks import _offline_row
+
+    monkeypatch.setattr(Known, "recognise", shut)
+    row = _offline_row("nvme", tmp_path, Known(tmp_path / "disks.json"), 1)
+    assert (row["state"], row["problem"]) == ("left alone", f"nvme {tmp_path}: Permission denied")

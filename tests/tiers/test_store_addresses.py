@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import errno
 import http.server
 import ipaddress
 import ssl
@@ -146,3 +147,18 @@ def test_a_profile_that_is_not_read_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert "AWS_PROFILE" not in str(failure(error, "s3://b: get x"))
     monkeypatch.setenv("AWS_PROFILE", "prod")
     assert "AWS_PROFILE is set, and profiles are not read" in str(failure(error, "s3://b: get x"))
+
+
+def test_a_folder_that_may_not_be_listed_is_refused() -> None:
+    """What our own lists of a directory meet is told as what obstore meets: by its number, and tried again only where that is of use."""
+    from tiers.bucket.object_failures import failure
+    from tiers.errors import ObjectMissing, ObjectRefused
+
+    refused = failure(
+        PermissionError(errno.EACCES, "Permission denied", "/b/nodes"), "file:///b: list nodes/"
+    )
+    assert isinstance(refused, ObjectRefused)
+    assert str(refused) == "file:///b: list nodes/: Permission denied"
+    assert isinstance(
+        failure(FileNotFoundError(errno.ENOENT, "No such file", "/b/x"), "file:///b: get x"), ObjectMissing
+    )

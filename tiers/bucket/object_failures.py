@@ -86,8 +86,9 @@ def failure(error: BaseException, asked: str) -> ObjectError:
     status = status_of(error)
     if status:
         return _of_status(status, text, asked)
-    if number := _ERRNO.search(text):
-        return _of_errno(int(number[1]), error, asked)
+    number = _ERRNO.search(text)
+    if code := int(number[1]) if number else getattr(error, "errno", None):
+        return _of_errno(code, error, asked)
     if isinstance(error, InvalidPathError) and ": list " in asked:
         return ObjectRefused(f"{asked}: {ODD_NAME}")
     if isinstance(error, FileNotFoundError):

@@ -193,27 +193,23 @@ def _told(words: list[str]) -> int:
     """Run the command, say what was wrong; everything for stdout has left us."""
     try:
         code = _run(words)
-    except CliError as error:
-        code = _say(error)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _NEEDED:
-            raise
-        code = _say(
-            CliError(
-                f"{words[0]}: needs {error.name}, which the connector alone does without: this is its small "
-                "install; pip install its checkout or wheel in an environment of its own, and that has the command"
-            )
-        )
     except Exception as error:
-        if (failure := _failure_of(error)) is None:
+        if (failure := _failure_of(error, words)) is None:
             raise
         code = _say(failure)
     sys.stdout.flush()
     return code
 
 
-def _failure_of(error: Exception) -> CliError | None:
+def _failure_of(error: Exception, words: list[str]) -> CliError | None:
     """Every failure that is known, where no command says it in words of its own; None for a bug of ours."""
+    if isinstance(error, CliError):
+        return error
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _NEEDED:
+        return CliError(
+            f"{words[0]}: needs {error.name}, which the connector alone does without: this is its small "
+            "install; pip install its checkout or wheel in an environment of its own, and that has the command"
+        )
     from coldstart.errors import ModelError, ModelMissing
     from kvstore.errors import ConfigError, StartError
     from replication.errors import ReplicationError
@@ -221,9 +217,8 @@ def _failure_of(error: Exception) -> CliError | None:
 
     if isinstance(error, (StartError, OpenError)):
         missing = isinstance(error, StartError) and error.is_missing
-        code = (
-            NOT_FOUND if missing else FAILED if error.heals else USAGE
-        )  # tells a supervisor whether to try again
+        code = FAILED if error.heals else USAGE  # tells a supervisor whether to try again
+        code = NOT_FOUND if missing else code
     elif isinstance(error, ConfigError):
         code = NOT_FOUND if error.missing_file else USAGE
     elif isinstance(error, ModelError):
@@ -231,20 +226,15 @@ def _failure_of(error: Exception) -> CliError | None:
     elif isinstance(error, (ReplicationError, TierError)):
         code = UNREACHABLE if isinstance(error, ObjectUnavailable) else FAILED
     elif isinstance(error, OSError) and error.filename is not None:  # of a path, wherever it was met
-        path, refused = os.fsdecode(error.filename), (PermissionError, NotADirectoryError, IsADirectoryError)
-        code = (
-            NOT_FOUND
-            if isinstance(error, FileNotFoundError)
-            else USAGE
-            if isinstance(error, refused)
-            else FAILED
-        )
-        return CliError(f"{path}: {error.strerror}", exit_code=code)
+        code = USAGE if isinstance(error, _NO_FILES) else FAILED
+        code = NOT_FOUND if isinstance(error, FileNotFoundError) else code
+        return CliError(f"{os.fsdecode(error.filename)}: {error.strerror}", exit_code=code)
     else:
         return None
     return CliError(*getattr(error, "problems", (str(error),)), exit_code=code)
 
 
+_NO_FILES = (PermissionError, NotADirectoryError, IsADirectoryError)
 _LONG_WORD, _CUT = (
     re.compile(rf"(\S{{{WORD_CHARS_MAX // 2}}})\S{{{WORD_CHARS_MAX // 2},}}(\S{{40}})"),
     r"\1…\2",

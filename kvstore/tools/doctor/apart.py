@@ -85,7 +85,10 @@ def _child(work: Callable[[], Iterable[Any]], writing: int) -> None:
                 _say(writing, {"value": value})
             _say(writing, {"end": True})
         except Exception as error:  # noqa: BLE001 whoever asked says so
-            _say(writing, {"failed": f"{error}".splitlines()[0] if f"{error}" else type(error).__name__})
+            text = f"{error}"
+            if isinstance(error, OSError) and error.filename:
+                text = f"{error.filename}: {error.strerror}"
+            _say(writing, {"failed": text.splitlines()[0] if text else type(error).__name__})
     finally:
         os._exit(0)
 

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 
-from kvstore.tools.cli import NOT_FOUND, OK, CliError, shared
+from kvstore.tools.cli import OK, shared
 
 DEFAULT = "/opt/kvstore/bin/kvstore"  # what the unit in deploy/ starts
 
@@ -23,13 +23,10 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
     """It has none of its own."""
 
 
-def run_verb(args: argparse.Namespace) -> int:
+def run_verb(_: argparse.Namespace) -> int:
     path = os.path.join(shared(), "deploy", "kvstore.service")
-    try:
-        with open(path, encoding="utf-8") as file:
-            unit = file.read()
-    except OSError as error:
-        raise CliError(f"{args.called}: {path}: {error.strerror}", exit_code=NOT_FOUND) from error
+    with open(path, encoding="utf-8") as file:
+        unit = file.read()
     print(
         re.sub(rf"^(Exec\w+=){re.escape(DEFAULT)}\b", rf"\g<1>{_program()}", unit, flags=re.MULTILINE), end=""
     )

@@ -132,15 +132,14 @@ def _offline_row(level: str, path: Path, known: Known, capacity_bytes: int) -> a
     try:
         for said in apart(lambda: [_looked_at(path, known)]):
             row |= said
-    except (NoAnswer, OSError) as error:
-        why = "does not answer" if isinstance(error, NoAnswer) else error.strerror
-        row |= {
-            "state": "silent",
-            "problem": f"{level} {path}: {why}",
-            "todo": "look at dmesg, the disk, its mount",
-        }
+    except NoAnswer:
+        row |= {"state": "silent", "problem": "does not answer", "todo": "look at dmesg, the disk, its mount"}
+    except OSError as error:
+        row |= {"state": "left alone", "problem": f"{error.strerror}", "todo": "mend what it names"}
     if row["problem"]:
-        row["problem"] = f"{level} {path}: {row['problem'].removeprefix(f'{level} {path}: ')}"
+        row["problem"] = (
+            f"{level} {path}: {row['problem'].removeprefix(f'{level} ').removeprefix(f'{path}: ')}"
+        )
     return row
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import DAY_S
-from kvstore.tools.cli import FAILED, NOT_FOUND, CliError
+from kvstore.tools.cli import NOT_FOUND, CliError
 from kvstore.tools.cli.options import add_config_arguments, duration, whole
 from kvstore.tools.cli.output import present
 from kvstore.tools.cli.prefixes import ask
@@ -87,12 +87,9 @@ def _record(client: Client, args: argparse.Namespace, for_s: float | None, stop:
 
     first = client.record()
     begun_s = time.monotonic()
-    try:
-        if args.force:
-            args.file.unlink(missing_ok=True)
-        file = TraceFile(args.file)
-    except OSError as error:
-        raise _cannot(args.file, error) from error
+    if args.force:
+        args.file.unlink(missing_ok=True)
+    file = TraceFile(args.file)
     recorder = Recorder(file, begun_s, args.requests)
     try:
         recorder.take(first, begun_s)
@@ -101,7 +98,7 @@ def _record(client: Client, args: argparse.Namespace, for_s: float | None, stop:
         finally:  # also what another daemon has refused to go on with
             recorder.write(time.monotonic(), all_of_it=True)
     except OSError as error:
-        raise _cannot(args.file, error) from error
+        raise CliError(f"record: {args.file}: {error.strerror}") from error
     finally:
         file.close()
     refs, unique = recorder.block_refs, recorder.unique_blocks
@@ -222,19 +219,12 @@ def _require_free(path: Path, force: bool) -> None:
                 exit_code=NOT_FOUND,
             ) from None
         return
-    except OSError as error:
-        raise _cannot(path, error) from error
     if not stat.S_ISREG(mode):
         raise CliError(f"record: {printable(str(path))}: is there already, and is no regular file")
     if not force:
         raise CliError(
             f"record: {printable(str(path))}: is there already; --force writes over it, another name keeps it"
         )
-
-
-def _cannot(path: Path, error: OSError) -> CliError:
-    code = NOT_FOUND if isinstance(error, FileNotFoundError) else FAILED
-    return CliError(f"record: {printable(str(path))}: {error.strerror}", exit_code=code)
 
 
 def _say(line: str) -> None:
