@@ -11,12 +11,14 @@ A manifest or a living intent that cannot be read stops a collection before it d
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from coldstart.errors import ModelError
 from coldstart.published.models import Progress
+from replication.deleting import delete_each
 from replication.errors import Damaged
 from replication.formats.manifests import (
     CACHES,
@@ -38,8 +40,12 @@ GRACE_S: Final = 3600.0  # a chunk stays at least so long, whatever is named
 AT_ONCE: Final = 8  # manifests read, folders listed
 
 
+log = logging.getLogger("coldstart.collecting")
+
+
 class Collected(NamedTuple):
-    """young: nobody names them, and they are younger than the grace. left: garbage that there was no time for."""
+    """young: nobody names them, and they are younger than the grace. left: garbage that there was no time for, or that
+    the store does not let go."""
 
     manifests: int
     named: int
@@ -108,8 +114,9 @@ class _Collection:
         living = [info for info in intents if info.modified_s + INTENT_S >= self._now_s]
         over = [info.name for info in intents if info not in living]
         over += [info.name for info in locks if info.modified_s + LOCK_S < self._now_s]
-        if not self._dry_run:
-            await self._objects.delete(over)  # before any chunk: who has missed its time sees that
+        if not self._dry_run:  # before any chunk: who has missed its time sees that
+            left = await delete_each(self._objects.delete, over)
+            living += [info for info in intents if info.name in left]
         await self._take_all(living)
         for folder in (
             MANIFESTS,
@@ -144,7 +151,11 @@ class _Collection:
                 continue
             if not self._dry_run:
                 self.may_have_deleted = True
-                await self._objects.delete([info.name for info in garbage])
+                left = await delete_each(self._objects.delete, [info.name for info in garbage])
+                self._left += len(left)
+                for name, why in left.items():
+                    log.warning("%s: %s: cannot be deleted: %s", self._objects.where, name, why)
+                garbage = [info for info in garbage if info.name not in left]
             self._deleted += len(garbage)
             self._deleted_bytes += sum(info.size_bytes for info in garbage)
 

@@ -33,7 +33,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from replication.audit.model_audit import ModelAudit, ModelReport
-from replication.audit.orphans import Finding, Hands, Kind, Orphans, Terms, deleted
+from replication.audit.orphans import Finding, Hands, Kind, Orphans, Terms
 from replication.catalogue.catalogue import Catalogue
 from replication.catalogue.seen import Seen
 from replication.constants import AUDIT_REQUESTS_MAX
@@ -239,7 +239,7 @@ class Audit:
         for announced, wrong, version in found:
             assert wrong is not None
             is_same = wrong.reason == Reason.DAMAGED and await self._version(announced.pack) == version
-            is_deleted = is_same and await deleted(self._hands, announced.pack.name)
+            is_deleted = is_same and await self._hands.delete([announced.pack.name])
             kind = Kind.MISSING if wrong.reason == Reason.GONE else Kind.DAMAGED
             if version is not None and version.size_bytes != announced.pack.size_bytes:
                 kind = Kind.SIZE

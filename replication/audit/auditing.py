@@ -208,5 +208,5 @@ class NodeHands:
             self._keeper.require()
         await together(map(self._announce, some))
 
-    async def delete(self, names: Sequence[str]) -> None:
-        await self._keeper.delete(names)
+    async def delete(self, names: Sequence[str]) -> int:
+        return await self._keeper.delete(names)

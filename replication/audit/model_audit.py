@@ -19,7 +19,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from replication.audit.orphans import Finding, Hands, Kind, Terms, deleted
+from replication.audit.orphans import Finding, Hands, Kind, Terms
 from replication.catalogue.catalogue import Catalogue
 from replication.erasure import removed_models
 from replication.errors import Damaged
@@ -156,7 +156,7 @@ class ModelAudit:
         if known:
             await self._hands.announce([removed(one, Reason.ERASED) for one in known])
         for name in {*names, *(one.name for one in known)}:
-            await deleted(self._hands, name)
+            await self._hands.delete([name])
 
     async def _remove(self, names: Iterable[str], reason: Reason) -> None:
         known = self._catalogue.models
@@ -265,7 +265,7 @@ class ModelAudit:
             if info.modified_s >= terms.settled_s:
                 continue
             await self._remove([name], Reason.DAMAGED)
-            await self._hands.delete([name])
+            is_deleted = await self._hands.delete([name])
             damaged += 1
-            told(Finding(Kind.DAMAGED, name, reason, "deleted"))
+            told(Finding(Kind.DAMAGED, name, reason, "deleted" if is_deleted else "removed"))
         return damaged

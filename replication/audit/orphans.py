@@ -79,7 +79,8 @@ class Hands(Protocol):
     async def announce(self, some: Sequence[Said]) -> None:
         """Say in this order that these packs and models are durable, or removed; the catalogue knows it, too, when it returns."""
 
-    async def delete(self, names: Sequence[str]) -> None: ...
+    async def delete(self, names: Sequence[str]) -> int:
+        """Returns how many could be deleted; what could not is told, and takes no other one with it."""
 
 
 class Terms(NamedTuple):
@@ -94,16 +95,6 @@ class Terms(NamedTuple):
 
 def keys_of(header: PackHeader) -> Iterable[bytes]:
     return (header.spec.digest + block for block in header.each_hash())
-
-
-async def deleted(hands: Hands, name: str) -> bool:
-    """Whether an object could be deleted; one that could not stays, and takes no other one with it."""
-    try:
-        await hands.delete([name])
-    except (ObjectDamaged, ObjectRefused) as error:
-        log.warning("%s: cannot be deleted: %s", name, error)
-        return False
-    return True
 
 
 def _folder(info: ObjectInfo) -> str:
@@ -302,7 +293,7 @@ class Orphans:
     async def _delete(self, kind: Kind, info: ObjectInfo, reason: str) -> None:
         if self._is_known(info):
             return
-        if await deleted(self._hands, info.name):
+        if await self._hands.delete([info.name]):
             self.deleted += 1
             self._told(Finding(kind, info.name, reason, "deleted"))
         else:

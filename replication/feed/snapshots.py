@@ -33,6 +33,7 @@ from msgspec import Meta
 
 from replication.catalogue.catalogue import Catalogue
 from replication.constants import MIB, NUMBERS_MAX, RETENTION_S, SEGMENT_MODELS_MAX
+from replication.deleting import delete_each
 from replication.errors import CatalogueDamaged, Damaged
 from replication.formats.announced import Announced, tabled, untabled, weight_bytes
 from replication.formats.announced_models import AnnouncedModel, heard_models
@@ -56,6 +57,7 @@ SNAPSHOT_STORE_ATTEMPTS_MAX: Final = 3  # of a part that does not read back as i
 SNAPSHOT_MANIFEST_BYTES_MAX: Final = 16 * MIB  # of 65,536 parts and 100,000 writers
 SNAPSHOTS_KEPT: Final = 3
 DELETE_NAMES_MAX: Final = 1000  # in one call
+AWAY_MAX: Final = 2  # writers with an object that is away; with more the place is
 assert SNAPSHOT_PART_BYTES + PACK_HEADER_BYTES_MAX < SNAPSHOT_PART_BYTES_MAX
 assert SNAPSHOT_PART_ENTRIES_MAX > SNAPSHOT_PART_BYTES // 96 > SNAPSHOT_PART_BYTES // REMOVED_BYTES
 
@@ -136,11 +138,11 @@ class Snapshots:
         objects: Objects,
         clock: Callable[[], float],
         chance: random.Random,
-        delete: Callable[[Sequence[str]], Awaitable[None]] | None = None,
+        delete: Callable[[Sequence[str]], Awaitable[int]] | None = None,
     ) -> None:
-        """clock: unix seconds. delete: removes objects, for as long as this process may."""
+        """clock: unix seconds. delete: removes objects, for as long as this process may; returns how many it could."""
         self._objects = objects
-        self._delete_some = delete or objects.delete
+        self._delete_some = delete or self._delete_any
         self._clock = clock
         self._chance = chance
 
@@ -247,12 +249,18 @@ class Snapshots:
                 async for page in self._objects.list(f"{PARTS}{name}/"):
                     parts += await self._delete(info.name for info in page)
         before_s = max(info.modified_s for info in listed) - RETENTION_S
-        segments = writers = 0
+        segments = writers = away = 0
         for writer in await self._objects.folders(FEED):
             covered = min(manifest.positions.get(writer, 0) for manifest in kept)
-            count, is_retired = (
-                await self._retire_writer(writer, covered, before_s) if covered else (0, False)
-            )
+            if not covered:
+                continue
+            try:
+                count, is_retired = await self._retire_writer(writer, covered, before_s)
+            except ObjectUnavailable:  # an object may be away, too, for ever
+                away += 1
+                if away > AWAY_MAX:
+                    raise
+                continue
             segments, writers = segments + count, writers + is_retired
         return Retired(manifests, parts, segments, writers)
 
@@ -270,18 +278,19 @@ class Snapshots:
     async def _retire_writer(self, writer: str, covered: int, before_s: float) -> tuple[int, bool]:
         """Remove its segments before the one of this number, as far as they are old; all of it, if it is silent. Returns how many, and
         whether nothing is left."""
-        count, end = 0, min(covered, await self._told(writer) + 1)
+        count, tried, end = 0, 0, min(covered, await self._told(writer) + 1)
         async for page in self._objects.list(f"{FEED}{writer}/"):
             old = [
                 info.name
                 for info in page
                 if info.modified_s < before_s and 0 < segment_number(info.name) < end
             ]
-            count += await self._delete(old)
             left = page[len(old) :]
+            is_silent = bool(left) and await self._is_silent(writer, left, covered, before_s)
+            names = [info.name for info in page] if is_silent else old
+            count, tried = count + await self._delete(names), tried + len(names)
             if left:
-                is_silent = await self._is_silent(writer, left, covered, before_s)
-                return count + (await self._delete(info.name for info in left) if is_silent else 0), is_silent
+                return count, is_silent and count == tried
         return count, False
 
     async def _is_silent(
@@ -297,7 +306,7 @@ class Snapshots:
         try:
             if (await self._objects.head(head_name(writer))).modified_s >= before_s:
                 return False
-            await self._delete([head_name(writer)])
+            return bool(await self._delete([head_name(writer)]))
         except ObjectMissing:
             pass
         except (ObjectDamaged, ObjectRefused) as error:
@@ -306,10 +315,14 @@ class Snapshots:
         return True
 
     async def _delete(self, names: Iterable[str]) -> int:
-        names = list(names)
+        """Returns how many could be deleted."""
+        names, count = list(names), 0
         for at in range(0, len(names), DELETE_NAMES_MAX):
-            await self._delete_some(names[at : at + DELETE_NAMES_MAX])
-        return len(names)
+            count += await self._delete_some(names[at : at + DELETE_NAMES_MAX])
+        return count
+
+    async def _delete_any(self, names: Sequence[str]) -> int:
+        return len(names) - len(await delete_each(self._objects.delete, names))
 
     async def _listed(self) -> AsyncIterator[tuple[str, ObjectInfo]]:
         """The names of all snapshots that have a manifest, oldest first."""

@@ -19,6 +19,7 @@ import xxhash
 from msgspec import Meta
 
 from replication.constants import KIB
+from replication.deleting import delete_each
 from replication.errors import Damaged
 from replication.formats.keeping import ring
 from replication.formats.members import HEX_ID, Members, read_members
@@ -167,7 +168,7 @@ async def clear_over(objects: Objects, now_s: float) -> None:
     told = await objects.folders(PROGRESS)  # first: an order is put before its progress
     orders = await read_orders(objects, {})
     over = {order.id for order in orders.values() if order.until_s <= now_s}
-    await objects.delete([ORDERS + order_id for order_id in sorted(over)])
+    await delete_each(objects.delete, [ORDERS + order_id for order_id in sorted(over)])
     for order_id in filter(HEX_ID.fullmatch, told):
         if order_id not in {order.id for order in orders.values()} - over:
             await _forget(objects, order_id)
@@ -201,7 +202,7 @@ async def read_all_progress(objects: Objects, order: Order) -> list[Progress]:
 
 async def _forget(objects: Objects, order_id: str) -> None:
     async for page in objects.list(f"{PROGRESS}{order_id}/"):
-        await objects.delete([info.name for info in page])
+        await delete_each(objects.delete, [info.name for info in page])
 
 
 async def _read(objects: Objects, name: str) -> Order:

@@ -30,6 +30,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from replication.constants import PROBLEM_LASTS_S
+from replication.deleting import delete_each
 from replication.errors import Damaged, ReplicationError
 from replication.formats.keeping import (
     NEWS,
@@ -127,10 +129,20 @@ class Keeper:
             "keeper_age_s": round(self.silent_s, 1),
         }
 
-    async def delete(self, names: Sequence[str]) -> None:
-        """Objects of the region. Raises ObjectError; ObjectUnavailable where this process does not keep it (any more)."""
-        self.require()
-        await self._objects.delete(names)
+    async def delete(self, names: Sequence[str]) -> int:
+        """Objects of the region. Returns how many could be deleted; each of the others is a problem. Raises ObjectError;
+        ObjectUnavailable where this process does not keep it (any more)."""
+        left = await self._delete(names)
+        for name, why in left.items():
+            self.problems.note(name, f"cannot be deleted: {why}", lasts_s=PROBLEM_LASTS_S)
+        return len(names) - len(left)
+
+    async def _delete(self, names: Sequence[str]) -> dict[str, str]:
+        async def delete(some: Sequence[str]) -> None:
+            self.require()
+            await self._objects.delete(some)
+
+        return await delete_each(delete, names)
 
     def require(self) -> None:
         """Raises ObjectUnavailable where this process does not keep the region now."""
@@ -340,11 +352,9 @@ class Keeper:
         """Terms of others, and ours of before."""
         over = {known.name for known in self._known.values() if known.number < term.number}
         for name in sorted(over - self._stuck):
-            try:
-                await self.delete([name])
-            except (ObjectDamaged, ObjectRefused) as error:
+            for why in (await self._delete([name])).values():
                 self._stuck.add(name)
-                self.problems.note(name, f"an old term cannot be deleted: {error}", "keeper", level="warning")
+                self.problems.note(name, f"an old term cannot be deleted: {why}", "keeper", level="warning")
 
     # -- terms --
 

@@ -21,9 +21,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from replication.audit.audit import Audit, Report, wrong_of
-from replication.audit.orphans import Finding, Kind, Terms, deleted
+from replication.audit.orphans import Finding, Kind, Terms
 from replication.catalogue.catalogue import Catalogue
 from replication.constants import ORPHAN_GRACE_S, ROTTEN_LOOKS
+from replication.deleting import delete_each
 from replication.erasure.erasure import Erasure
 from replication.feed.feed import FeedWriter, fresh_writer
 from replication.feed.snapshots import Snapshots
@@ -192,7 +193,7 @@ class Outside:
                         done.damaged += 1
                         if repairs:
                             await self._hands.announce([removed(announced, wrong.reason)])
-                        is_deleted = repairs and await deleted(self._hands, announced.pack.name)
+                        is_deleted = repairs and await self._hands.delete([announced.pack.name])
                         repaired = "deleted" if is_deleted else "removed" if repairs else ""
                         told(Finding(Kind.DAMAGED, announced.pack.name, wrong.text, repaired))
                 progress("bytes verified", done.bytes, max(total_bytes, done.bytes))
@@ -298,6 +299,7 @@ class _Hands:
             await catalogue.remove_all(segment.removed)
             catalogue.add_own(segment)
 
-    async def delete(self, names: Sequence[str]) -> None:
-        if self._repairs:
-            await self._outside.objects.delete(names)
+    async def delete(self, names: Sequence[str]) -> int:
+        if not self._repairs:
+            return 0
+        return len(names) - len(await delete_each(self._outside.objects.delete, names))

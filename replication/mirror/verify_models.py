@@ -10,6 +10,7 @@ import msgspec
 
 from replication.audit.orphans import Finding, Kind
 from replication.catalogue.catalogue import Catalogue
+from replication.deleting import delete_each
 from replication.erasure.removed_models import read_removal
 from replication.errors import Damaged, IntentLost, ModelDiffers, ModelRemoved
 from replication.formats.announced_models import AnnouncedModel
@@ -56,10 +57,9 @@ async def read_chunks(
                 if wrong:
                     done.damaged += 1
                     done.models.append(model.name)
-                    if repairs:
-                        await objects.delete([chunk.name])
+                    is_deleted = repairs and not await delete_each(objects.delete, [chunk.name])
                     reason = f"{wrong}; of {model.model}@{model.revision}"
-                    told(Finding(Kind.DAMAGED, chunk.name, reason, "deleted" if repairs else ""))
+                    told(Finding(Kind.DAMAGED, chunk.name, reason, "deleted" if is_deleted else ""))
             yield done
 
 

@@ -27,6 +27,7 @@ import msgspec
 import xxhash
 from msgspec import Meta
 
+from replication.deleting import delete_each
 from replication.errors import Damaged, IntentLost
 from replication.formats.manifests import PUBLISHING, Manifest, encode
 from replication.formats.sealed import fetch, seal
@@ -111,6 +112,11 @@ class Intent:
                 log.warning("%s is not renewed: %s", self.name, error)
                 pause_s = INTENT_RETRY_S
 
+    async def end(self) -> None:
+        """It is done. Where the store lets nobody delete, what is named is kept for a day. Raises ObjectUnavailable."""
+        for why in (await delete_each(self._objects.delete, [self.name])).values():
+            log.warning("%s is kept for a day: it cannot be deleted: %s", self.name, why)
+
     async def require(self) -> None:
         """Nobody has collected what it names: to be asked right before the manifest is put. Raises IntentLost, ObjectError."""
         try:
@@ -137,7 +143,7 @@ async def publishing(
     async with meanwhile(intent.renew()):
         await _wait_for_collections(objects, intent, waits)
         yield intent
-    await objects.delete([intent.name])
+    await intent.end()
 
 
 async def _wait_for_collections(objects: Objects, intent: Intent, waits: Callable[[float], None]) -> None:

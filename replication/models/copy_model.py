@@ -22,7 +22,7 @@ from replication.errors import Damaged, ModelDiffers, ModelRemoved
 from replication.formats.announced_models import AnnouncedModel
 from replication.formats.manifests import MANIFEST_BYTES_MAX, Chunk, Manifest, decode, is_of_other_version
 from replication.models.chunks import lacking, wrong_bytes
-from replication.models.collecting import Intent, intent_name, publishing
+from replication.models.collecting import Intent, publishing
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.together import together
@@ -72,7 +72,7 @@ class ModelCopy:
         if there is not None and not await lacking(self._home, there.chunks):
             self.left_bytes = 0
             # Of a run that was killed between its manifest and the end of its intent.
-            await self._home.delete([intent_name(manifest, self._who)])
+            await Intent(self._home, manifest, self._who).end()
             return
         async with publishing(self._home, manifest, self._who) as intent:
             await self._copy_chunks(await lacking(self._home, manifest.chunks))

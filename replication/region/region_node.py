@@ -24,6 +24,7 @@ from replication.audit.audit import Audit
 from replication.audit.auditing import Auditing, NodeHands
 from replication.catalogue.catalogue import Catalogue
 from replication.constants import CLOCK_SKEW_S, PROBLEM_LASTS_S
+from replication.deleting import delete_each
 from replication.erasure.erased import Erased
 from replication.erasure.erasure import Erasure
 from replication.errors import CatalogueDamaged
@@ -39,7 +40,7 @@ from replication.formats.tombstones import Tombstone
 from replication.keeper.keeper import Keeper
 from replication.problems import Problem
 from replication.region.region_reader import RegionReader
-from replication.region.upkeep import Upkeep, delete_each
+from replication.region.upkeep import Upkeep
 from replication.store_clock import StoreClock
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError, ObjectUnavailable, PackDamaged

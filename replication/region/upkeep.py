@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Final
 
 import msgspec
@@ -42,19 +42,6 @@ AWAY_S_MAX: Final = 7 * 24 * 3600.0  # what was copied from a source that is not
 UNKNOWN_LIFE_S: Final = 24 * 3600.0  # where nobody can say when it was read: again and again
 
 log = logging.getLogger("replication.upkeep")
-
-
-async def delete_each(delete: Callable[[Sequence[str]], Awaitable[None]], names: Sequence[str]) -> int:
-    """Delete what can be deleted, together if possible; returns how many. Raises ObjectUnavailable."""
-    try:
-        await delete(names)
-    except (ObjectDamaged, ObjectRefused) as error:
-        if len(names) == 1:
-            log.warning("%s: cannot be deleted: %s", names[0], error)
-            return 0
-        middle = len(names) // 2
-        return await delete_each(delete, names[:middle]) + await delete_each(delete, names[middle:])
-    return len(names)
 
 
 def lives_until(announced: Announced, looked_s: float | None, now_s: float, skew_s: float) -> int:
@@ -193,11 +180,11 @@ class Upkeep:
         return path[::-1]
 
     async def _remove(self, over: Sequence[Announced]) -> None:
-        """Those that cannot be deleted are left to an audit, which says so: they take no other one with them."""
+        """Those that cannot be deleted are left to an audit, which says so."""
         ages = await together(self._is_over(announced) for announced in over)
         await self._hands.announce(await self._catalogue.removals(over, Reason.OVER))
         names = [announced.pack.name for announced, is_over in zip(over, ages, strict=True) if is_over]
-        await delete_each(self._hands.delete, names)
+        await self._hands.delete(names)
 
     async def _is_over(self, announced: Announced) -> bool:
         try:

@@ -37,7 +37,7 @@ from tests.objects import Faults, FaultyObjects, MemoryObjects
 from tests.replication.test_manifests import chunk_of, manifest_of
 from tests.replication.virtual_loop import run
 from tiers.bucket.objects import Bytes, ObjectInfo, Objects, Range
-from tiers.errors import ObjectError, ObjectUnavailable
+from tiers.errors import ObjectError, ObjectRefused, ObjectUnavailable
 from tiers.together import first_failure
 
 T = TypeVar("T")
@@ -243,6 +243,32 @@ def test_what_two_revisions_share_stays(monkeypatch: pytest.MonkeyPatch) -> None
     run(main())
 
 
+def test_what_cannot_be_deleted_stops_no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Garbage that stays is counted; what an intent names that is over, and stays, is kept: who put it may go on."""
+    _clock_of_the_loop(monkeypatch)
+
+    async def main() -> None:
+        objects = Watched()
+        for piece in (b"a", b"b", b"c", b"named"):
+            await objects.put(chunk_of(piece).name, piece)
+        intent = Intent(objects, manifest_of({"f": [b"named"]}), "me")
+        await intent.put()
+        await asyncio.sleep(INTENT_S + 1)
+        kept = {intent.name, chunk_of(b"b").name}
+
+        class Locked(FaultyObjects):
+            async def delete(self, names: Sequence[str]) -> None:
+                if not kept.isdisjoint(names):
+                    raise ObjectRefused("a lock")
+                await super().delete(names)
+
+        done = await collect(Locked(objects, random.Random(0), Faults()), 0, silent)
+        assert (done.deleted, done.left, done.named) == (2, 1, 1)
+        assert chunk_names(objects) == {chunk_of(b"b").name, chunk_of(b"named").name}
+
+    run(main())
+
+
 def test_who_publishes_waits_for_a_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was killed while it deleted runs out by the store's clock; until then nobody believes that a chunk is there."""
     _clock_of_the_loop(monkeypatch)
@@ -252,7 +278,7 @@ def test_who_publishes_waits_for_a_collection(monkeypatch: pytest.MonkeyPatch) -
         await _revision(objects, b"a", revision="v1")
         await remove(objects, Published("m", "v1", "", manifest_name("m", "v1"), 0.0))
         with pytest.raises(Killed):
-            await collect(Mortal(objects, random.Random(0), 7), 0, silent)
+            await collect(Mortal(objects, random.Random(0), 6), 0, silent)
         [lock] = await names_in(objects, COLLECTING)
         begun_s, said = loop.time(), []
         manifest = manifest_of({"f": [b"a"]}, revision="v2")

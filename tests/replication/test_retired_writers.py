@@ -25,19 +25,20 @@ from replication.formats.segment import (
     head_name,
     segment_name,
 )
-from tests.objects import FaultyObjects, MemoryObjects
+from tests.objects import FaultyObjects
 from tests.replication.durable import pack_of
 from tests.replication.kept import kept
 from tests.replication.memory_rows import MemoryRows
+from tests.replication.simulated import SickObjects
 from tests.replication.virtual_loop import run
-from tiers.errors import ObjectRefused
+from tiers.errors import ObjectDamaged, ObjectError, ObjectRefused, ObjectUnavailable
 
 
 class Region:
     """A bucket, and those who follow it by hand."""
 
     def __init__(self) -> None:
-        self.objects = MemoryObjects(clock=asyncio.get_running_loop().time)
+        self.objects = SickObjects(clock=asyncio.get_running_loop().time)
         self.chance = random.Random(3)
         self.said = 0
 
@@ -102,6 +103,27 @@ def test_a_silent_writer_goes_and_what_it_said_stays() -> None:
         assert await looked(early) == 6 and early.status().snapshot == ""
         assert not early._catalogue.retired
         assert await looked(late) == 6 and await looked(region.tail()) == 6
+
+    simulate(main)
+
+
+@pytest.mark.parametrize(
+    "error", [ObjectRefused("a lock"), ObjectUnavailable("no answer"), ObjectDamaged("torn")]
+)
+@pytest.mark.parametrize("folder", [FEED, HEADS])
+def test_one_that_cannot_be_deleted_keeps_no_other_one(error: ObjectError, folder: str) -> None:
+    """Neither its last segment nor its head."""
+
+    async def main(region: Region) -> None:
+        tail = region.tail()
+        writers = sorted([await region.life(2) for _ in range(5)])
+        assert await looked(tail) == 10
+        sick = min(name for name in region.objects.stored if name.startswith(folder))
+        region.objects.sick[sick] = error, frozenset({"delete"})
+        retired = await region.retire(tail)
+        left = {name.split("/")[1] for name in region.objects.stored if name.startswith(FEED)}
+        assert left == {writers[0]} and retired.writers == 4
+        assert await looked(tail) == 10 and await looked(region.tail()) == 10
 
     simulate(main)
 

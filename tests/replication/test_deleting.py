@@ -1,0 +1,85 @@
+"""One object that cannot be deleted takes no other one with it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from replication.deleting import REFUSED_MAX, delete_each
+from replication.formats.orders import ORDERS, clear_over, put_order
+from replication.models.collecting import publishing
+from tests.fuzz.test_buckets import ORDER
+from tests.replication.simulated import SickObjects
+from tests.replication.test_manifests import manifest_of
+from tiers.errors import ObjectRefused, ObjectUnavailable
+
+NAMES = [f"packs/{number:03}" for number in range(300)]
+
+
+def full_of(sick: Sequence[str]) -> SickObjects:
+    objects = SickObjects()
+    for name in NAMES:
+        asyncio.run(objects.put(name, b"x"))
+    objects.sick = {name: (ObjectRefused(f"{name}: a lock"), frozenset({"delete"})) for name in sick}
+    return objects
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_all_that_can_be_deleted_are(seed: int) -> None:
+    chance = random.Random(seed)
+    names = chance.sample(NAMES, chance.randrange(len(NAMES)))
+    sick = chance.sample(NAMES, chance.choice((0, 1, 2, REFUSED_MAX)))
+    objects = full_of(sick)
+    left = asyncio.run(delete_each(objects.delete, names))
+    assert left == {name: f"{name}: a lock" for name in names if name in sick}
+    assert objects.stored.keys() == set(NAMES) - set(names) | left.keys()
+
+
+def test_a_place_that_refuses_everything_is_not_asked_for_each() -> None:
+    objects, calls = full_of(NAMES), 0
+
+    async def counted(names: Sequence[str]) -> None:
+        nonlocal calls
+        calls += 1
+        await objects.delete(names)
+
+    with pytest.raises(ObjectRefused):
+        asyncio.run(delete_each(counted, NAMES))
+    assert calls < 3 * REFUSED_MAX
+
+
+def test_a_place_that_is_away_is_said_at_once() -> None:
+    async def away(names: Sequence[str]) -> None:
+        raise ObjectUnavailable("away")
+
+    with pytest.raises(ObjectUnavailable):
+        asyncio.run(delete_each(away, NAMES))
+
+
+def test_an_order_that_stays_stops_no_new_one() -> None:
+    objects = SickObjects()
+    name = ORDERS + ORDER.id
+    objects.sick = {name: (ObjectRefused("a lock"), frozenset({"delete"}))}
+
+    async def main() -> None:
+        await put_order(objects, ORDER)
+        await clear_over(objects, ORDER.until_s + 1)
+
+    asyncio.run(main())
+    assert name in objects.stored
+
+
+def test_who_may_put_and_not_delete_can_publish() -> None:
+    """What was named while it was published is kept for a day; the publisher has no error."""
+    objects, manifest = SickObjects(), manifest_of({"f": [b"a"]})
+
+    async def main() -> None:
+        async with publishing(objects, manifest, "me") as intent:
+            await intent.require()
+            objects.sick[intent.name] = ObjectRefused("no right to"), frozenset({"delete"})
+
+    asyncio.run(main())
+    assert len(objects.stored) == 1
