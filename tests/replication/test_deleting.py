@@ -29,6 +29,7 @@ def full_of(sick: Sequence[str]) -> SickObjects:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_all_that_can_be_deleted_are(seed: int) -> None:
+    """Of any names, with any of them locked: the others are gone, and each that stays is told with its reason."""
     chance = random.Random(seed)
     names = chance.sample(NAMES, chance.randrange(len(NAMES)))
     sick = chance.sample(NAMES, chance.choice((0, 1, 2, REFUSED_MAX)))
@@ -39,6 +40,7 @@ def test_all_that_can_be_deleted_are(seed: int) -> None:
 
 
 def test_a_place_that_refuses_everything_is_not_asked_for_each() -> None:
+    """Some dozens of refusals are enough: the last one is raised."""
     objects, calls = full_of(NAMES), 0
 
     async def counted(names: Sequence[str]) -> None:
@@ -52,6 +54,8 @@ def test_a_place_that_refuses_everything_is_not_asked_for_each() -> None:
 
 
 def test_a_place_that_is_away_is_said_at_once() -> None:
+    """An object has no part in that."""
+
     async def away(names: Sequence[str]) -> None:
         raise ObjectUnavailable("away")
 
@@ -60,6 +64,7 @@ def test_a_place_that_is_away_is_said_at_once() -> None:
 
 
 def test_an_order_that_stays_stops_no_new_one() -> None:
+    """`kvstore warm` clears what is over before it puts an order."""
     objects = SickObjects()
     name = ORDERS + ORDER.id
     objects.sick = {name: (ObjectRefused("a lock"), frozenset({"delete"}))}

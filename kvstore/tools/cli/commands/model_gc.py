@@ -62,6 +62,4 @@ def show(document: dict[str, Any]) -> None:
     if document["young"]:
         print(f"kept {count(document['young'])} that are younger than {exact_duration(document['grace_s'])}")
     if document["left"]:
-        print(
-            f"left {count(document['left'])} for want of time, or because the store does not let them go: run it again"
-        )
+        print(f"left {count(document['left'])}: no time, or the store does not let them go: run it again")
