@@ -5,28 +5,36 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from tiers.errors import ObjectDamaged, ObjectRefused
+from tiers.errors import ObjectDamaged, ObjectRefused, ObjectUnavailable
 
 REFUSED_MAX: Final = 64  # of so many in one call the place refuses, not an object
+AWAY_MAX: Final = 2  # the same, of those that do not answer one after the other
 
 
 async def delete_each(
-    delete: Callable[[Sequence[str]], Awaitable[None]], names: Sequence[str]
+    delete: Callable[[Sequence[str]], Awaitable[None]], names: Sequence[str], away: set[str] | None = None
 ) -> dict[str, str]:
-    """Delete what can be deleted, together if possible. Returns what could not be, and why. Raises ObjectUnavailable; of more than
-    REFUSED_MAX the last refusal."""
+    """Delete what can be deleted, together if possible. Returns what could not be, and why. away: what did not answer since anything
+    was deleted; None: nobody knows. Raises ObjectUnavailable where the place does not answer; of more than REFUSED_MAX the last refusal."""
     left: dict[str, str] = {}
     waiting = [names] if names else []
     while waiting:
         some = waiting.pop()
         try:
             await delete(some)
-        except (ObjectDamaged, ObjectRefused) as error:
+            if away is not None:
+                away.clear()
+        except (ObjectDamaged, ObjectRefused, ObjectUnavailable) as error:
+            is_away = isinstance(error, ObjectUnavailable)
+            if is_away and (away is None or len(away) > AWAY_MAX):
+                raise
             if len(some) > 1:
                 middle = len(some) // 2
                 waiting += [some[middle:], some[:middle]]
                 continue
             left[some[0]] = str(error)
-            if len(left) > REFUSED_MAX:
+            if away is not None and is_away:
+                away.add(some[0])
+            if len(left) > REFUSED_MAX or len(away or ()) > AWAY_MAX:
                 raise
     return left

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Final
@@ -23,6 +24,7 @@ import msgspec
 
 from replication.catalogue.catalogue import Catalogue
 from replication.constants import PROBLEMS_TOLD, TOMBSTONES_INTERVAL_S
+from replication.deleting import delete_each
 from replication.erasure.erased import Erased
 from replication.erasure.strays import Strays
 from replication.errors import CatalogueDamaged
@@ -32,7 +34,7 @@ from replication.formats.removed import Reason, Removed, removed
 from replication.formats.tombstones import BEHIND, TOMBSTONES, Tombstone, put_behind, read_behind
 from replication.keeper.news_reader import Folders, Source
 from tiers.bucket.objects import Objects
-from tiers.errors import ObjectDamaged, ObjectError, ObjectRefused, ObjectUnavailable
+from tiers.errors import ObjectError, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
 
 ERASE_PACKS: Final = 8192  # announced to be removed together
@@ -40,7 +42,7 @@ ERASE_INTERVAL_S: Final = 1.0  # between two looks whether what became known is 
 # The bucket is listed so long after a tombstone became known: a node that did not know it may have put something meanwhile.
 STRAYS_LOOKS_S: Final = (0.0, 600.0, 3600.0)
 STRAYS_PAUSE_S: Final = 15.0  # between two looks, also where a store fails in the middle of one
-STRAYS_AGAIN_S: Final = 600.0  # while something cannot be deleted
+STRAYS_AGAIN_S: Final = 600.0  # at most, while something cannot be deleted
 
 log = logging.getLogger("replication.erasure")
 
@@ -85,6 +87,8 @@ class Erasure:
         self._undeleted: dict[str, str] = {}  # names of what is erased and cannot be deleted, and why
         self._strays = Strays(objects)
         self._strays_due_s: list[float] = []  # loop's time, in order
+        self._again_s = STRAYS_PAUSE_S  # from now, while something cannot be deleted
+        self._away: set[str] = set()  # see `delete_each`
         self._strays_begun_s = float("-inf")
         self._looked_through: dict[
             str, int
@@ -257,13 +261,15 @@ class Erasure:
         there = {tombstone.id: tombstone.serial for tombstone in self.tombstones}
         if any(self._looked_through.get(one) != serial for one, serial in there.items()):
             self._strays_due_s = [now_s + pause_s for pause_s in STRAYS_LOOKS_S]
+            self._again_s = STRAYS_PAUSE_S
         if self._strays_due_s and max(self._strays_due_s[0], self._strays_begun_s + STRAYS_PAUSE_S) <= now_s:
             self._strays_begun_s = now_s
             await self._remove_strays()
             self._looked_through = there
             self._strays_due_s = [due_s for due_s in self._strays_due_s if due_s > now_s]
-        if self._undeleted and not self._strays_due_s:
-            self._strays_due_s = [now_s + STRAYS_AGAIN_S]
+            self._again_s = min(2 * self._again_s, STRAYS_AGAIN_S)
+        if self._undeleted and now_s + self._again_s < min(self._strays_due_s, default=math.inf):
+            self._strays_due_s.insert(0, now_s + self._again_s)
         for tombstone in self.tombstones:
             if self._looked_through.get(tombstone.id) == tombstone.serial:
                 await self._say(tombstone)
@@ -295,11 +301,9 @@ class Erasure:
         Raises ObjectUnavailable."""
         if not self._holds():
             raise ObjectUnavailable(f"{self._objects.where}: this process does not keep the region now")
-        try:
-            await self._objects.delete([name])
-        except (ObjectDamaged, ObjectRefused) as error:
-            self._undeleted[name] = f"cannot be deleted: {error}"
-            self.known.problems.note(name, f"erased, and cannot be deleted: {error}")
+        for why in (await delete_each(self._objects.delete, [name], self._away)).values():
+            self._undeleted[name] = f"cannot be deleted: {why}"
+            self.known.problems.note(name, f"erased, and cannot be deleted: {why}")
             return False
         self._undeleted.pop(name, None)
         self.known.problems.over(name)

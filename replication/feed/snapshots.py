@@ -42,7 +42,7 @@ from replication.formats.removed import Removed, heard_removed
 from replication.formats.sealed import fetch, seal, unseal
 from replication.formats.segment import FEED, cut, head_name, read_head, segment_number
 from tiers.bucket.objects import ObjectInfo, Objects
-from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
+from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
 from tiers.packs.packs import PACK_HEADER_BYTES_MAX
 from tiers.together import together
@@ -57,7 +57,6 @@ SNAPSHOT_STORE_ATTEMPTS_MAX: Final = 3  # of a part that does not read back as i
 SNAPSHOT_MANIFEST_BYTES_MAX: Final = 16 * MIB  # of 65,536 parts and 100,000 writers
 SNAPSHOTS_KEPT: Final = 3
 DELETE_NAMES_MAX: Final = 1000  # in one call
-AWAY_MAX: Final = 2  # writers with an object that is away; with more the place is
 assert SNAPSHOT_PART_BYTES + PACK_HEADER_BYTES_MAX < SNAPSHOT_PART_BYTES_MAX
 assert SNAPSHOT_PART_ENTRIES_MAX > SNAPSHOT_PART_BYTES // 96 > SNAPSHOT_PART_BYTES // REMOVED_BYTES
 
@@ -143,6 +142,7 @@ class Snapshots:
         """clock: unix seconds. delete: removes objects, for as long as this process may; returns how many it could."""
         self._objects = objects
         self._delete_some = delete or self._delete_any
+        self._away: set[str] = set()  # see `delete_each`
         self._clock = clock
         self._chance = chance
 
@@ -249,18 +249,12 @@ class Snapshots:
                 async for page in self._objects.list(f"{PARTS}{name}/"):
                     parts += await self._delete(info.name for info in page)
         before_s = max(info.modified_s for info in listed) - RETENTION_S
-        segments = writers = away = 0
+        segments = writers = 0
         for writer in await self._objects.folders(FEED):
             covered = min(manifest.positions.get(writer, 0) for manifest in kept)
-            if not covered:
-                continue
-            try:
-                count, is_retired = await self._retire_writer(writer, covered, before_s)
-            except ObjectUnavailable:  # an object may be away, too, for ever
-                away += 1
-                if away > AWAY_MAX:
-                    raise
-                continue
+            count, is_retired = (
+                await self._retire_writer(writer, covered, before_s) if covered else (0, False)
+            )
             segments, writers = segments + count, writers + is_retired
         return Retired(manifests, parts, segments, writers)
 
@@ -309,7 +303,7 @@ class Snapshots:
             return bool(await self._delete([head_name(writer)]))
         except ObjectMissing:
             pass
-        except (ObjectDamaged, ObjectRefused) as error:
+        except ObjectError as error:
             log.info("%s: writer %s stays: %s", self._objects.where, writer, error)
             return False
         return True
@@ -322,7 +316,7 @@ class Snapshots:
         return count
 
     async def _delete_any(self, names: Sequence[str]) -> int:
-        return len(names) - len(await delete_each(self._objects.delete, names))
+        return len(names) - len(await delete_each(self._objects.delete, names, self._away))
 
     async def _listed(self) -> AsyncIterator[tuple[str, ObjectInfo]]:
         """The names of all snapshots that have a manifest, oldest first."""

@@ -101,6 +101,7 @@ class Keeper:
         self._sign_s = passed_s()  # when that was a sign of life
         self._jitter_s = self._chance.uniform(0, LEASE_JITTER_S)
         self._stuck: set[str] = set()  # terms that cannot be deleted
+        self._away: set[str] = set()  # see `delete_each`
 
     @property
     def holds(self) -> bool:
@@ -142,7 +143,7 @@ class Keeper:
             self.require()
             await self._objects.delete(some)
 
-        return await delete_each(delete, names)
+        return await delete_each(delete, names, self._away)
 
     def require(self) -> None:
         """Raises ObjectUnavailable where this process does not keep the region now."""

@@ -63,6 +63,26 @@ def test_a_place_that_is_away_is_said_at_once() -> None:
         asyncio.run(delete_each(away, NAMES))
 
 
+def test_few_that_do_not_answer_are_objects_and_more_are_the_place() -> None:
+    """Whoever remembers what was away goes on behind two of them, also one by one; whatever can be deleted clears that."""
+    objects, away = full_of([]), set[str]()
+    objects.sick = {
+        name: (ObjectUnavailable(f"{name}: no answer"), frozenset({"delete"})) for name in NAMES[:3]
+    }
+
+    def deleted(*names: str) -> dict[str, str]:
+        return asyncio.run(delete_each(objects.delete, names, away))
+
+    assert deleted(*NAMES[1:60]) == {name: f"{name}: no answer" for name in NAMES[1:3]}
+    assert objects.stored.keys() == {*NAMES[:3], *NAMES[60:]} and not away
+    assert deleted(NAMES[0]) and deleted(NAMES[1]) and len(away) == 2
+    for _ in range(2):
+        with pytest.raises(ObjectUnavailable):
+            deleted(NAMES[2])
+    objects.sick.clear()
+    assert not deleted(NAMES[2]) and not away
+
+
 def test_an_order_that_stays_stops_no_new_one() -> None:
     """`kvstore warm` clears what is over before it puts an order."""
     objects = SickObjects()
