@@ -3,7 +3,7 @@
   make demo-regions                          a made-up hour of chat
   make demo-regions TRACE=trace.jsonl        recorded requests, in Mooncake's format
   make demo-regions SPEED=10                 how much faster than real time the first half is served (default: 20, or less
-                                             where two cores would not keep up)
+                                             where two cores would not keep up, and half of it where these do not)
 
 The S3 server is radosgw where it is installed (Debian: radosgw ceph-mon ceph-osd ceph-common), else moto, which is slower.
 
@@ -17,6 +17,7 @@ Exit code 0 when all bytes were right and the durable set reached its aims, 1 wh
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import signal
 import sys
@@ -27,7 +28,8 @@ from pathlib import Path
 from benchmarks.regions import workload
 from benchmarks.regions.phases import Show
 from benchmarks.regions.radosgw import ServerError, is_installed
-from benchmarks.regions.report import document, print_report
+from benchmarks.regions.report import LATE_S_MAX, document, print_report
+from benchmarks.regions.serving import TooLate
 from kvstore.client import ClientError
 from kvstore.errors import ReplayError
 from kvstore.tools.bench.daemon import DaemonError
@@ -65,8 +67,18 @@ def main(arguments: list[str] | None = None) -> int:
         )
         if len(prompts) < 2:
             parser.error(f"--trace {args.trace}: two requests is the least")
-        args.speed = args.speed or _speed(prompts, is_installed() and not args.moto)
-        return _show(args, prompts)
+        if args.speed is not None:
+            return _show(args, prompts, math.inf)
+        args.speed = _speed(prompts, is_installed() and not args.moto)
+        while True:
+            try:
+                return _show(args, prompts, LATE_S_MAX if args.speed > 1 else math.inf)
+            except TooLate as error:
+                args.speed = max(1.0, args.speed // 2)
+                print(
+                    f"demo-regions: {error.late_s:.1f} s late: once more, at {args.speed:g} times real time",
+                    file=sys.stderr,
+                )
     except ReplayError as error:
         parser.error(f"--trace: {error}")
     except KeyboardInterrupt:
@@ -80,7 +92,8 @@ def _speed(prompts: list[workload.Prompt], real_server: bool) -> float:
     return max(1.0, min(SPEED, per_s_max * first[-1].at_s // len(first)))
 
 
-def _show(args: argparse.Namespace, prompts: list[workload.Prompt]) -> int:
+def _show(args: argparse.Namespace, prompts: list[workload.Prompt], late_s_max: float) -> int:
+    """Raises TooLate."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no process of ours stays behind
     begun_s = time.monotonic()
 
@@ -90,7 +103,8 @@ def _show(args: argparse.Namespace, prompts: list[workload.Prompt]) -> int:
     directory = Path(tempfile.mkdtemp(prefix="kvstore-regions-"))
     arenas = Path(tempfile.mkdtemp(prefix="kvstore-regions-", dir="/dev/shm"))
     try:
-        shown = Show(directory, arenas, workload.halves(prompts), args.speed, say, not args.moto).carry_out()
+        halves = workload.halves(prompts)
+        shown = Show(directory, arenas, halves, args.speed, say, not args.moto, late_s_max).carry_out()
     except (DaemonError, ClientError, ServerError, OSError) as error:
         print(f"demo-regions: {error}", file=sys.stderr)
         return 1

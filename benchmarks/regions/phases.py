@@ -11,6 +11,7 @@ second half    a new, empty EU cluster serves it, three times: with the durable 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -74,8 +75,9 @@ class Show:
         speed: float,
         say: Callable[[str], None],
         real_server: bool = True,
+        late_s_max: float = math.inf,
     ) -> None:
-        """arenas: a directory in memory, for blocks. real_server: radosgw, where it is installed."""
+        """arenas: a directory in memory, for blocks. real_server: radosgw, where it is installed. late_s_max: of the first half."""
         self.shown = Shown()
         self._directory = directory
         self._arenas = arenas
@@ -83,11 +85,12 @@ class Show:
         self._speed = speed
         self._say = say
         self._real_server = real_server
+        self._late_s_max = late_s_max
         self._stop = threading.Event()
         self._quiet_s = 0.0  # when the first half ended
 
     def carry_out(self) -> Shown:
-        """All of it; every process is gone then. Raises DaemonError, ClientError, ServerError."""
+        """All of it; every process is gone then. Raises DaemonError, ClientError, ServerError, TooLate."""
         with ExitStack() as stack:
             s3 = stack.enter_context(S3(self._directory / "s3", self._real_server))
             self.shown.server = s3.name
@@ -156,7 +159,15 @@ class Show:
         with ThreadPoolExecutor(len(daemons)) as threads, self._stopping():
             begin_s = time.monotonic()
             jobs = [
-                threads.submit(serve_paced, one.socket_path, self._first, begin_s, self._speed, self._stop)
+                threads.submit(
+                    serve_paced,
+                    one.socket_path,
+                    self._first,
+                    begin_s,
+                    self._speed,
+                    self._stop,
+                    self._late_s_max,
+                )
                 for one in daemons
             ]
             wait(jobs, return_when=FIRST_EXCEPTION)

@@ -34,10 +34,23 @@ class Served(NamedTuple):
     wrong: int
 
 
+class TooLate(Exception):
+    """This machine does not keep up with the prompts. late_s: by how much."""
+
+    def __init__(self, late_s: float) -> None:
+        super().__init__(late_s)
+        self.late_s = late_s
+
+
 def serve_paced(
-    socket_path: Path, prompts: Sequence[Prompt], begin_s: float, speed: float, stop: threading.Event
+    socket_path: Path,
+    prompts: Sequence[Prompt],
+    begin_s: float,
+    speed: float,
+    stop: threading.Event,
+    late_s_max: float,
 ) -> float:
-    """Serve at their times, from begin_s (monotonic) on; how late the latest one was, in seconds. Raises ClientError."""
+    """Serve at their times, from begin_s (monotonic) on; how late the latest one was, in seconds. Raises ClientError, TooLate."""
     late_s = 0.0
     with _client(socket_path) as client:
         space = _space(client)
@@ -46,6 +59,8 @@ def serve_paced(
             if stop.wait(max(0.0, due_s - time.monotonic())):
                 break
             late_s = max(late_s, time.monotonic() - due_s)
+            if late_s > late_s_max:
+                raise TooLate(late_s)
             held = _lookup(client, space, prompt, ticket, PREFILL_TOKENS_PER_S)
             _store(client, space, prompt.hashes, held)
     return late_s

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import math
 import tempfile
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from benchmarks.regions import __main__ as command
 from benchmarks.regions import report, workload
 from benchmarks.regions.phases import Show
+from benchmarks.regions.serving import TooLate
 from kvstore.errors import ReplayError
 
 SPEED = 30.0
@@ -35,6 +38,31 @@ def test_recorded_requests_keep_their_blocks(tmp_path: Path) -> None:
     trace.write_text('{"timestamp": 1000, "hash_ids": [1, 2]}\nno trace\n')
     with pytest.raises(ReplayError, match=r"trace\.jsonl:2"):
         workload.recorded(trace)
+
+
+def test_a_machine_that_does_not_keep_up_is_given_half_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again and again, down to real time, and then it goes on however late it is; a speed that was asked for stays."""
+    tried: list[tuple[float, bool]] = []
+
+    def show(args: argparse.Namespace, prompts: object, late_s_max: float) -> int:
+        tried.append((args.speed, math.isfinite(late_s_max)))
+        if math.isfinite(late_s_max):
+            raise TooLate(3.0)
+        return 0
+
+    monkeypatch.setattr(command, "_show", show)
+    assert command.main(["--moto"]) == 0 and command.main(["--speed", "7"]) == 0
+    assert tried == [(9, True), (4, True), (2, True), (1, False), (7, False)]
+
+
+def test_who_is_late_stops(tmp_path: Path) -> None:
+    """With the first prompt that is later than may be; nothing of it stays behind."""
+    prompts = workload.conversations(seed=3, duration_s=60.0, arrivals_per_s=0.5)
+    halves = workload.halves(prompts)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as arenas, pytest.raises(TooLate):
+        Show(
+            tmp_path, Path(arenas), halves, SPEED, lambda text: None, real_server=False, late_s_max=-1.0
+        ).carry_out()
 
 
 @pytest.mark.slow
