@@ -231,7 +231,7 @@ class Connection:
             have += self._read_into(have)
         payload_bytes: int = frames.HEADER.unpack_from(self._in)[0]
         if payload_bytes > bytes_max:
-            raise ConnectionError(f"answer of {payload_bytes} bytes: at most {bytes_max} are allowed")
+            raise ValueError(f"answer of {payload_bytes} bytes: at most {bytes_max} are allowed")
         size = frames.HEADER_BYTES + payload_bytes
         if len(self._in) < size:
             self._in.extend(bytes(size - len(self._in)))
@@ -282,7 +282,10 @@ class Connection:
             self._in[: len(first)], self._have = first, len(first)
             if not first:
                 raise ConnectionError("connection closed by the daemon")
-            welcome = frames.welcome_decoder.decode(self._receive(deadline, frames.HELLO_BYTES_MAX))
+            try:
+                welcome = frames.welcome_decoder.decode(self._receive(deadline, frames.HELLO_BYTES_MAX))
+            except (ValueError, msgspec.MsgspecError) as error:
+                raise ConnectionError("what answers there is no kvstore daemon") from error
             if isinstance(welcome, frames.Error):
                 raise Refused(welcome.code, welcome.message)
             if welcome.protocol != frames.PROTOCOL_VERSION:

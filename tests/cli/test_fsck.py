@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client
+from kvstore.tools.cli.commands.fsck import CHECK_TIMEOUT_S
 from tests.cli.test_service import HASHES, RECORD_BYTES, hits, put
 from tests.running import TIMEOUT_S, Daemon, Place, kvstore
 from tiers.constants import ROW_BYTES
@@ -187,3 +189,15 @@ def test_a_lost_arena_is_no_problem(stopped: Place) -> None:
         path.unlink()
     code, report = fsck(stopped)
     assert (code, [found["store"] for found in report["stores"]]) == (0, ["nvme"])
+
+
+@pytest.mark.parametrize("words", [["fsck"], ["clear", "--all", "--yes"]])
+def test_a_daemon_that_hangs_is_told_before_the_work(tmp_path: Path, words: list[str]) -> None:
+    """What may take minutes waits seconds only for a daemon that does not even greet."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        begun_s = time.monotonic()
+        done = kvstore(*words, "--socket", tmp_path / "s")
+    assert (done.returncode, done.stdout, "no answer in time" in done.stderr) == (4, "", True)
+    assert time.monotonic() - begun_s < CHECK_TIMEOUT_S / 2

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -91,3 +92,25 @@ def test_another_protocol_is_refused(tmp_path: Path) -> None:
         with pytest.raises(Refused, match=rf"wrong_protocol.*77, this client {frames.PROTOCOL_VERSION}"):
             client.ping()
         assert not client.connected
+
+
+@pytest.mark.parametrize(
+    "said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(4096), b"\xff" * 4096, b"\3\0\0\0\x81\xa1\xff"]
+)
+def test_another_program_is_called_one(tmp_path: Path, said: bytes) -> None:
+    """Whatever it says in place of a welcome."""
+    path = tmp_path / "s"
+
+    def speak(listener: socket.socket) -> None:
+        peer, _ = listener.accept()
+        with peer, suppress(OSError):
+            peer.sendall(said)
+            peer.recv(frames.HELLO_BYTES_MAX)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        threading.Thread(target=speak, args=(listener,), daemon=True).start()
+        with Client(path, timeout_s=30, attach=False) as client, pytest.raises(Unavailable) as raised:
+            client.ping()
+    assert str(raised.value) == f"kvstore daemon at {path}: what answers there is no kvstore daemon"

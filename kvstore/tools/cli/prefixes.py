@@ -41,6 +41,9 @@ def ask(
     path: Path = socket_path(args)
 
     def asked() -> Any:
+        if timeout_s is not None:  # a daemon that hangs is known of sooner
+            with Client(path, STATUS_TIMEOUT_S, label="kvstore cli", attach=False) as client:
+                client.ping()
         with Client(path, timeout_s or STATUS_TIMEOUT_S, label="kvstore cli", attach=False) as client:
             return question(client)
 
