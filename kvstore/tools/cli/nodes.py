@@ -122,7 +122,8 @@ def run_there(
     if state.state == "cancelled":
         raise CliError(f"{command}: it was cancelled")
     if state.document is None and state.problem:
-        raise CliError(f"{command}: {printable(state.problem)}", exit_code=state.exit_code or FAILED)
+        why = state.problem.removeprefix(f"{command}: ")  # as the command there says it
+        raise CliError(f"{command}: {why}", exit_code=state.exit_code or FAILED)
     if state.document is not None:
         present(args, state.document, show)
     return state.exit_code if state.state != "done" else OK

@@ -214,17 +214,13 @@ def _require_free(path: Path, force: bool) -> None:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         if not path.absolute().parent.is_dir():
-            raise CliError(
-                f"record: {printable(str(path))}: no directory {printable(str(path.absolute().parent))}",
-                exit_code=NOT_FOUND,
-            ) from None
+            why = f"record: {path}: no directory {path.absolute().parent}"
+            raise CliError(why, exit_code=NOT_FOUND) from None
         return
     if not stat.S_ISREG(mode):
-        raise CliError(f"record: {printable(str(path))}: is there already, and is no regular file")
+        raise CliError(f"record: {path}: is there already, and is no regular file")
     if not force:
-        raise CliError(
-            f"record: {printable(str(path))}: is there already; --force writes over it, another name keeps it"
-        )
+        raise CliError(f"record: {path}: is there already; --force writes over it, another name keeps it")
 
 
 def _say(line: str) -> None:
