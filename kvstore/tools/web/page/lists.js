@@ -346,7 +346,8 @@ function showNodes({ nodes, problem }) {
   const said = "As each has said itself in the bucket, at least every ten minutes; hit rates are of 15 minutes.";
   const note = problem ? `Not read just now: ${printable(problem)}` : said;
   tables.nodes.empty = note;
-  tables.nodes.fill(nodes.map(nodeRow), note);
+  const wrongFirst = [...nodes].sort((one, other) => (one.state === "ok") - (other.state === "ok"));
+  tables.nodes.fill(wrongFirst.map(nodeRow), note);
 }
 
 function eventFacts(its) {
