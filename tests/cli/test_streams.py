@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,21 @@ def test_a_path_that_cannot_be_looked_at_is_no_bug(
     monkeypatch.setattr(cli, "_run", broken)
     assert cli.main(["x"]) == code
     assert capsys.readouterr() == ("", f"kvstore: /shut/x: {os.strerror(number)}\n")
+
+
+@pytest.mark.parametrize("of_sigint", ["-", "''"])
+def test_sigterm_is_as_control_c(tmp_path: Path, of_sigint: str) -> None:
+    """What a command has made for itself is removed, also where whoever started it in the background ignores SIGINT."""
+    script = f'trap {of_sigint} INT; exec "{sys.executable}" -m kvstore bench --only dram --dir "$1"'
+    running = subprocess.Popen(
+        ["bash", "-c", script, "bash", str(tmp_path)], stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    while not any(tmp_path.iterdir()) and running.poll() is None:
+        time.sleep(0.01)  # the time limit is pytest's
+    running.terminate()
+    _, said = running.communicate(timeout=TIMEOUT_S)
+    assert (running.returncode, list(tmp_path.iterdir())) == (130, [])
+    assert all(line.startswith("bench: ") for line in said.splitlines())
 
 
 def test_a_stdout_of_few_characters_escapes_the_others() -> None:

@@ -23,10 +23,11 @@ import importlib
 import io
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvstore.tools.cli.streams import harmless_streams, leave
@@ -164,9 +165,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(CliError("stdout is closed; where it is not wanted, redirect it to /dev/null"))
     if isinstance(sys.stdout, io.TextIOWrapper):  # the name of a file may be no text
         sys.stdout.reconfigure(errors="backslashreplace")
+    if arguments is None and words and words[0] not in HEADINGS["run"]:  # which end in an order of their own
+        signal.signal(signal.SIGTERM, _end)
     os.umask(os.umask(0o077) | 0o002)  # nothing that we make may be written by everybody
     with harmless_streams():
         return _main(words)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """SIGTERM is as Control-C: what a command has made for itself is removed. Whoever started us may ignore SIGINT."""
+    how = signal.getsignal(signal.SIGINT)
+    (how if callable(how) else signal.default_int_handler)(number, frame)
 
 
 def _main(words: list[str]) -> int:
@@ -235,10 +244,8 @@ def _failure_of(error: Exception, words: list[str]) -> CliError | None:
 
 
 _NO_FILES = (PermissionError, NotADirectoryError, IsADirectoryError)
-_LONG_WORD, _CUT = (
-    re.compile(rf"(\S{{{WORD_CHARS_MAX // 2}}})\S{{{WORD_CHARS_MAX // 2},}}(\S{{40}})"),
-    r"\1…\2",
-)
+_LONG_WORD = re.compile(rf"(\S{{{WORD_CHARS_MAX // 2}}})\S{{{WORD_CHARS_MAX // 2},}}(\S{{40}})")
+_CUT = r"\1…\2"
 
 
 def _say(error: CliError) -> int:

@@ -29,7 +29,6 @@ def begin() -> None:
     global is_one
     is_one = True
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us may ignore it
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -72,12 +72,8 @@ class Far:
     def find_prefixes(self, beginning: str, namespace: str = "") -> list[str]:
         if len(beginning) >= WHOLE_DIGITS:
             return [beginning]  # for those, too, who may not look for others
-        found = (
-            self._node.find_prefixes(namespace, beginning)
-            if namespace
-            else self._node.find_prefixes(beginning=beginning)
-        )
-        return [one.hex() for one in found]
+        scope = [namespace] if namespace else []
+        return [one.hex() for one in self._node.find_prefixes(*scope, beginning=beginning)]
 
     def pin(self, block_hash: bytes, namespace: str = "", pinned: bool = True) -> list[str]:
         return list((self._node.pin if pinned else self._node.unpin)(namespace, block_hash))
