@@ -6,6 +6,8 @@ from typing import Final
 
 from tiers.packs.packs import PACK_RECORDS_MAX
 
+MARKER_NAME: Final = "region.json"  # of the object that makes a place a region
+
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 

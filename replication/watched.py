@@ -6,7 +6,8 @@
 
 Reads and writes are watched apart, for credentials may allow one of them only. What is wrong with one object (missing, damaged, of
 another key) says nothing of the place. While reads fail, the failures of writes are theirs, and end with them: a node that
-persists little would not learn for long that it could.
+persists little would not learn for long that it could. An object that the place has failed for as long as ALONE_S, while it hands out
+its marker, is refused: whoever needs it goes on without it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
+from replication.constants import MARKER_NAME
 from replication.problems import Problems
 from tiers.bucket.objects import Bytes, ObjectInfo, Objects, Range
 from tiers.errors import ObjectError, ObjectKeyUnknown, ObjectRefused, ObjectUnavailable
@@ -23,6 +25,10 @@ FAILURES_MIN: Final = 2  # in a row, of reads or of writes, and not all of one o
 SETTLED_S: Final = 10.0  # without a failure: it is over
 WRITES_DOUBT_S: Final = 300.0  # writes that failed, with none since: nobody knows
 UNTRUSTED_DOUBT_S: Final = 300.0  # since an object was read that nobody believes
+
+ALONE_S: Final = 300.0  # in which an object was asked for ALONE_TRIES times, and never had
+ALONE_TRIES: Final = 3
+ALONE_NAMES_MAX: Final = 256  # the latest ones
 
 KINDS: Final = ("credentials", "clock", "bucket", "untrusted")
 _FIXES: Final = {
@@ -60,6 +66,9 @@ class Watched(Objects):
         self._failures: dict[str, set[str]] = {"read": set(), "write": set()}  # in a row, by name
         self._failed_s = float("-inf")
         self._noted: set[str] = set()  # directions of its problem
+        self._alone: dict[
+            tuple[str, str], tuple[float, int]
+        ] = {}  # by direction and name: failing since, tries
         self._kind = ""  # of it
 
     @property
@@ -120,13 +129,31 @@ class Watched(Objects):
             raise
         except (ObjectUnavailable, ObjectRefused) as error:
             self._failed(direction, name, error)
+            if isinstance(error, ObjectUnavailable) and name and await self._is_alone(direction, name):
+                raise ObjectRefused(f"{error}, for minutes, and its place works") from None
             raise
         except ObjectError:
             if self._objects.untrusted != untrusted:
                 self._doubt()
             raise
+        self._alone.pop((direction, name), None)
         self._works(direction)
         return answer
+
+    async def _is_alone(self, direction: str, name: str) -> bool:
+        """Whether this object, which failed just now, has for long, and its place proves to be the place."""
+        now_s = asyncio.get_running_loop().time()
+        begun_s, tries = self._alone.pop((direction, name), (now_s, 0))
+        self._alone[direction, name] = begun_s, tries + 1
+        if len(self._alone) > ALONE_NAMES_MAX:
+            del self._alone[next(iter(self._alone))]
+        if tries + 1 < ALONE_TRIES or now_s - begun_s < ALONE_S or name == MARKER_NAME:
+            return False
+        try:
+            await self._objects.head(MARKER_NAME)
+        except ObjectError:
+            return False
+        return True
 
     def _failed(self, direction: str, name: str, error: ObjectError) -> None:
         failures = self._failures[direction]

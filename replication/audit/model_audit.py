@@ -179,7 +179,7 @@ class ModelAudit:
             await self._objects.head(name)
         except ObjectMissing:
             return True
-        except ObjectRefused as error:
+        except (ObjectDamaged, ObjectRefused) as error:
             log.warning("%s: not judged: %s", self._objects.where, error)
         return False
 

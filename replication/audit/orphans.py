@@ -186,7 +186,7 @@ class Orphans:
         for _ in range(2):
             try:
                 return await read_pack(self._objects, *identity)
-            except (ObjectMissing, ObjectRefused):
+            except (ObjectMissing, ObjectDamaged, ObjectRefused):
                 return ""
             except PackDamaged as error:
                 reason = str(error)

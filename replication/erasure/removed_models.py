@@ -23,7 +23,7 @@ from replication.formats.ranges import Text, UnixS, UntilS
 from replication.formats.sealed import fetch, seal
 from replication.problems import Problems
 from tiers.bucket.objects import ObjectInfo, Objects
-from tiers.errors import ObjectMissing
+from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused
 
 REMOVAL_BYTES_MAX: Final = 16 * KIB
 
@@ -95,9 +95,12 @@ async def manifests_of(objects: Objects, model: str, revision: str) -> AsyncIter
     own = manifest_name(model, revision)
     try:
         await objects.head(own)
-        yield own
     except ObjectMissing:
-        pass
+        own = ""
+    except (ObjectDamaged, ObjectRefused):
+        pass  # something is there
+    if own:
+        yield own
     async for page in objects.list(f"{CACHES}{model}/{revision}/"):
         for info in page:
             yield info.name

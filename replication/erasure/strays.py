@@ -16,7 +16,7 @@ from replication.constants import AUDIT_REQUESTS_MAX, SPECS_CHOSEN_MAX
 from replication.formats.announced import Announced
 from replication.formats.tombstones import Tombstone
 from tiers.bucket.objects import ObjectInfo, Objects
-from tiers.errors import ObjectMissing, ObjectRefused, PackDamaged
+from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused, PackDamaged
 from tiers.namespace_spec import NamespaceSpec
 from tiers.packs.pack_io import read_pack
 from tiers.packs.packs import PACKS, pack_identity
@@ -103,7 +103,7 @@ class Strays:
             return None
         try:
             return Announced(await read_pack(self._objects, *identity))
-        except (ObjectMissing, ObjectRefused, PackDamaged):
+        except (ObjectMissing, ObjectDamaged, ObjectRefused, PackDamaged):
             return None
 
 

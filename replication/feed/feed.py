@@ -300,6 +300,7 @@ class FeedReader:
             False  # the last look asked all writers: no head that was not written could hide anything
         )
         self.ours: Callable[[], str] = lambda: ""  # the writer of this process, once it has put a head
+        self.now_s: Callable[[], float] = lambda: float("inf")  # by the store's clock, where it is known
         self._objects = objects
         self._news = news
         self._closely = closely
@@ -456,7 +457,9 @@ class FeedReader:
             self._waiting.append(_Window(writer, 1, False))
 
     def _note_alive(self, heads: Mapping[str, tuple[str, int]], modified_s: Mapping[str, float]) -> None:
-        since_s = max(modified_s.values(), default=0.0) - ALIVE_S
+        since_s = (
+            min(max(modified_s.values(), default=0.0), self.now_s()) - ALIVE_S
+        )  # one may be of the future
         self._alive = {}
         for writer, (_, size_bytes) in heads.items():
             position = self.positions.get(writer, 0)

@@ -144,6 +144,7 @@ class Snapshots:
         self._delete_some = delete or self._delete_any
         self._away: set[str] = set()  # see `delete_each`
         self._clock = clock
+        self.now_s: Callable[[], float] = lambda: float("inf")  # by the store's clock, where it is known
         self._chance = chance
 
     async def write(self, catalogue: Catalogue, passed: Mapping[str, int] | None = None) -> Manifest:
@@ -248,7 +249,7 @@ class Snapshots:
             if name < oldest.name:
                 async for page in self._objects.list(f"{PARTS}{name}/"):
                     parts += await self._delete(info.name for info in page)
-        before_s = max(info.modified_s for info in listed) - RETENTION_S
+        before_s = min(max(info.modified_s for info in listed), self.now_s()) - RETENTION_S
         segments = writers = 0
         for writer in await self._objects.folders(FEED):
             covered = min(manifest.positions.get(writer, 0) for manifest in kept)

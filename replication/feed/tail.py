@@ -116,6 +116,7 @@ class Tail:
         self.news: Source | None = keeper or news
         if keeper is not None:
             keeper.news.told = self._hear
+            self._snapshots.now_s = keeper.clock
         self._closely = closely
         self.ours: Callable[[], str] = lambda: ""  # see `FeedReader`
         self._reader = self._begun()
@@ -340,6 +341,8 @@ class Tail:
         """Where the catalogue is."""
         reader = FeedReader(self._objects, _known(self._catalogue), self.news, self._closely)
         reader.ours = self._own_writer
+        if self._keeper is not None:
+            reader.now_s = self._keeper.clock
         return reader
 
     def _own_writer(self) -> str:

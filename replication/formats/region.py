@@ -17,7 +17,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from replication.constants import KIB
+from replication.constants import KIB, MARKER_NAME
 from replication.errors import MarkerDamaged, RegionError
 from replication.formats.ranges import RegionName, UnixS
 from tiers.bucket.objects import Objects
@@ -28,7 +28,7 @@ from tiers.parsing import ParserErrors
 REGION_FORMAT: Final = 1  # of everything below the root of a region
 REGION_BYTES_MAX: Final = 64 * KIB  # of a marker
 
-MARKER = "region.json"
+MARKER = MARKER_NAME
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _HINT = "lower-case letters, digits and '-', beginning with a letter or a digit, at most 63 characters"
 

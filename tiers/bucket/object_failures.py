@@ -30,6 +30,7 @@ StoreErrors = (BaseError, OSError, ValueError)
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>")
+_OF_A_KEY = re.compile(r"DeleteObjects request failed for key .*\(code: ([A-Za-z]{1,64})\)")
 _ERRNO = re.compile(r"\(os error (\d{1,4})\)")
 _NO_CREDENTIALS = re.compile(
     r"latest/api/token|latest/meta-data|security-credentials|metadata\.google\.internal|metadata/identity"
@@ -67,7 +68,10 @@ _REFUSED_ERRNOS = frozenset(
 )
 _DAMAGED_ERRNOS = frozenset((errno.EIO, errno.ELOOP))  # of one file, not of its directory
 _AGAIN_CODES = frozenset(  # 4xx, and trying again is of use
-    ("ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "RequestTimeTooSkewed", "SlowDown")
+    (
+        *("ConditionalRequestConflict", "InternalError", "OperationAborted", "RequestTimeout"),
+        *("RequestTimeTooSkewed", "ServiceUnavailable", "SlowDown"),
+    )
 )
 _AGAIN_STATUSES = frozenset((408, 409, 412, 425, 429))
 _NOT_IMPLEMENTED = 501
@@ -86,6 +90,9 @@ def failure(error: BaseException, asked: str) -> ObjectError:
     status = status_of(error)
     if status:
         return _of_status(status, text, asked)
+    if found := _OF_A_KEY.search(text):  # the others are deleted
+        of_key = ObjectUnavailable if found[1] in _AGAIN_CODES else ObjectRefused
+        return of_key(f"{asked}: the store answers {found[1]} for one of them")
     number = _ERRNO.search(text)
     if code := int(number[1]) if number else getattr(error, "errno", None):
         return _of_errno(code, error, asked)
