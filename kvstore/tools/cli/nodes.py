@@ -44,9 +44,8 @@ def node_of(args: argparse.Namespace, command: str) -> Iterator[Node]:
         with remote.Node(args.node, **node_files(args)) as node:
             yield node
     except remote.NodeError as error:
-        raise CliError(
-            f"{command}: {printable(str(error))}", exit_code=codes.get(type(error), FAILED)
-        ) from error
+        why = str(error).removeprefix(f"{command}: ")  # as the command there says it
+        raise CliError(f"{command}: {why}", exit_code=codes.get(type(error), FAILED)) from error
 
 
 def asked_of_node(args: argparse.Namespace, command: str, question: Callable[[Any], Any]) -> Any:
