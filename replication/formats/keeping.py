@@ -29,7 +29,7 @@ from replication.problems import Problems
 from replication.store_clock import StoreClock
 from replication.waits import passed_s
 from tiers.bucket.objects import ObjectInfo, Objects
-from tiers.errors import ObjectError
+from tiers.errors import ObjectDamaged, ObjectError, ObjectRefused
 
 TERM_BYTES_MAX: Final = 4 * KIB
 NEWS_BYTES_MAX: Final = 8 * MIB  # of 100,000 writers
@@ -37,6 +37,7 @@ NEWS_BYTES_MAX: Final = 8 * MIB  # of 100,000 writers
 TERMS: Final = "keeper/"
 NEWS: Final = "news"
 BELL: Final = "bell"
+CLOCK: Final = "clock"  # in its place, to learn the store's clock, where the bell is sick
 BELL_BYTES_MAX: Final = 64
 STUCK: Final = "stuck/"
 TERM_NAME: Final = re.compile(r"[0-7][0-9a-f]{15}")
@@ -132,10 +133,15 @@ async def clock_of(objects: Objects, clock: StoreClock | None = None) -> StoreCl
     return clock
 
 
-async def store_now_s(objects: Objects) -> float:
+async def store_now_s(objects: Objects, name: str = BELL) -> float:
     """Unix seconds by the store's clock, by ringing. Raises ObjectError."""
-    await objects.put(BELL, secrets.token_bytes(16))
-    return (await objects.head(BELL)).modified_s
+    try:
+        await objects.put(name, secrets.token_bytes(16))
+        return (await objects.head(name)).modified_s
+    except (ObjectDamaged, ObjectRefused):  # something else lies there, a folder say
+        if name == CLOCK:
+            raise
+    return await store_now_s(objects, CLOCK)
 
 
 async def put_stuck(objects: Objects, holder: Holder) -> None:

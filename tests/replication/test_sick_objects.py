@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,12 +14,16 @@ import pytest
 from replication.catalogue.catalogue import Catalogue
 from replication.feed.feed import FeedWriter
 from replication.formats.keeping import ring
+from replication.formats.region import init_region
 from replication.formats.segment import FEED, head_name, segment_name
 from replication.problems import Problems
+from replication.region.region_node import RegionNode
 from replication.watched import ALONE_S, Watched
 from tests.objects import MemoryObjects
 from tests.replication.audited import SPECS, Made, Region, known, make, opened
 from tests.replication.virtual_loop import run
+from tests.running import TIMEOUT_S
+from tiers.bucket.object_store import open_objects
 from tiers.bucket.objects import ObjectInfo, Range
 from tiers.errors import ObjectDamaged, ObjectError, ObjectRefused, ObjectUnavailable
 
@@ -201,3 +206,26 @@ def test_one_of_the_future_hides_and_retires_nobody(which: str) -> None:
         await region.end()
 
     run(main())
+
+
+@pytest.mark.parametrize("name", ["bell", "news", "heads/" + "f" * 16, "nodes/x"])
+def test_a_folder_where_a_file_should_be_stops_nothing(name: str, tmp_path: Path) -> None:
+    """In a region that is a directory: daemons that start then know the store's clock, announce, and one keeps the region."""
+
+    async def main() -> None:
+        objects = open_objects(f"file://{tmp_path}")
+        await init_region(objects, "acme", "na", time.time)
+        (tmp_path / name / "a folder").mkdir(parents=True)
+        node = await RegionNode.join(objects, "acme", "na", tmp_path / "x", "x", random.Random(0), time.time)
+        following = asyncio.ensure_future(node.run())
+        made = make("in a directory")
+        start, size = made.pack.start, made.pack.header.spec.record_bytes
+        records = [memoryview(made.content)[at : at + size] for at in range(start, len(made.content), size)]
+        assert await node.persist(made.pack.header, records, 1, 0)
+        async with asyncio.timeout(TIMEOUT_S):
+            while not (made.id in known(node) and node.keeper.holds):
+                await asyncio.sleep(0.1)
+        following.cancel()
+        await node.stop()
+
+    asyncio.run(main())
