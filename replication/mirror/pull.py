@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -27,12 +27,13 @@ import msgspec
 from replication.catalogue.catalogue import Catalogue
 from replication.constants import (
     CATALOGUE_CHUNK_PACKS,
+    PROBLEM_LASTS_S,
     SEGMENT_ENTRIES_MAX,
     SOURCE_TOMBSTONES_S,
     SPECS_CHOSEN_MAX,
 )
 from replication.erasure.removed_models import REMOVED, key_of, look_for_removals, put_removal
-from replication.errors import CatalogueDamaged
+from replication.errors import CatalogueDamaged, Damaged
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced
 from replication.formats.announced_models import AnnouncedModel
@@ -51,7 +52,7 @@ from replication.store_clock import StoreClock
 from replication.tasks import kept_going
 from replication.waits import within
 from replication.watched import Watched
-from tiers.errors import ObjectError
+from tiers.errors import ObjectDamaged, ObjectError, ObjectRefused
 from tiers.namespace_spec import NamespaceSpec
 
 JOBS_MAX: Final = 1 << 18  # waiting, 510 bytes each; what is more is found by a sweep
@@ -222,13 +223,16 @@ class Pull:
                 await self._news.refresh()
             if not self._folders.are_due():
                 return brought
+            home = self._ways.home_bucket
             for name, tombstone in (await read_tombstones(self._ways.bucket, brought, problems)).items():
-                await bring(self._ways.home_bucket, tombstone)
-                brought.add(name)
-            known = set(brought)
+                if await self._is_put(TOMBSTONES + tombstone.id, bring(home, tombstone)):
+                    brought.add(name)
+            known, is_put = set(brought), True
             for found in await read_behind(self._ways.bucket, known, problems):
-                await put_behind(self._ways.home_bucket, found.tombstone, found.blocks, found.links)
-            brought |= known
+                put = put_behind(home, found.tombstone, found.blocks, found.links)
+                is_put = await self._is_put(BEHIND + found.tombstone, put) and is_put
+            if is_put:
+                brought |= known
             await self._bring_removals()
             if not len(problems):  # else something may be read the next time
                 self._folders.listed()
@@ -240,9 +244,19 @@ class Pull:
         """The same of models. Raises ObjectError."""
         found = await look_for_removals(self._ways.bucket, self._removals, self.problems)
         for info, removal in found.found:
-            if self._clock() < removal.watched_until_s:
-                await put_removal(self._ways.home_bucket, removal)
-            self._removals.add(key_of(info))
+            is_over = self._clock() >= removal.watched_until_s
+            if is_over or await self._is_put(info.name, put_removal(self._ways.home_bucket, removal)):
+                self._removals.add(key_of(info))
+
+    async def _is_put(self, name: str, work: Awaitable[object]) -> bool:
+        """Whether home takes this; one that it refuses is a problem, is tried again, and takes no other one with it."""
+        try:
+            await work
+        except (Damaged, ObjectDamaged, ObjectRefused) as error:
+            text = f"erased at the source, and cannot be put at home: {error}"
+            self.problems.note(name, text, lasts_s=PROBLEM_LASTS_S)
+            return False
+        return True
 
     async def _bring_more_tombstones(self, brought: set[str]) -> None:
         while True:

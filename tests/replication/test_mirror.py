@@ -25,7 +25,7 @@ from replication.formats.mirror_state import (
 )
 from replication.formats.rules import Rule, choice_of, sources_for
 from replication.formats.segment import FEED
-from replication.formats.tombstones import Tombstone, bury
+from replication.formats.tombstones import TOMBSTONES, Tombstone, bury
 from replication.mirror.copying import COPY_BACKOFF_S_MAX, DAMAGED_BACKOFF_S_MAX, LOST_AFTER_S
 from replication.mirror.mirror import HEARTBEAT_S, MIRROR_JOIN_PAUSE_S, STATE_INTERVAL_S, STATE_READS_MAX
 from replication.mirror.pull import SWEEP_INTERVAL_S
@@ -668,6 +668,37 @@ def test_what_is_erased_at_the_source_is_erased_at_home() -> None:
         await world.na.make(erased)
         await asyncio.sleep(SOON_S)
         assert not world.eu.has(erased)
+
+    simulate(main)
+
+
+def test_a_tombstone_that_home_refuses_keeps_no_other_one_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a problem with its name; the others are brought, and it is, too, as soon as home takes it."""
+
+    async def main(world: World) -> None:
+        packs = [pack(tenant, tenant=tenant) for tenant in ("a", "b", "c")]
+        await world.na.make(*packs)
+        [mirror] = await world.mirror()
+        await asyncio.sleep(SOON_S)
+        until_s = int(world.clock() + 1e6)
+        stones = [Tombstone(tenant=tenant, watched_until_s=until_s) for tenant in ("a", "b", "c")]
+        refused, put = TOMBSTONES + min(stone.id for stone in stones), world.eu.objects.put
+
+        async def picky(name: str, content: Bytes, only_new: bool = False) -> bool:
+            if name == refused:
+                raise ObjectRefused(f"{name}: a lock")
+            return await put(name, content, only_new)
+
+        monkeypatch.setattr(world.eu.objects, "put", picky)
+        for stone in stones:
+            await bury(world.na.objects, stone)
+        wait_s = limits.SOURCE_TOMBSTONES_S + limits.TOMBSTONES_INTERVAL_S + SOON_S
+        await asyncio.sleep(wait_s)
+        assert sum(map(world.eu.has, packs)) == 1
+        assert [problem.subject for problem in pulled(mirror).problems.all()] == [f"na: {refused}"]
+        monkeypatch.undo()
+        await asyncio.sleep(wait_s)
+        assert not any(map(world.eu.has, packs))
 
     simulate(main)
 
