@@ -133,17 +133,17 @@ class Keeper:
     async def delete(self, names: Sequence[str]) -> int:
         """Objects of the region. Returns how many could be deleted; each of the others is a problem. Raises ObjectError;
         ObjectUnavailable where this process does not keep it (any more)."""
-        left = await self._delete(names)
+        left = await self._delete(names, self._away)
         for name, why in left.items():
             self.problems.note(name, f"cannot be deleted: {why}", lasts_s=PROBLEM_LASTS_S)
         return len(names) - len(left)
 
-    async def _delete(self, names: Sequence[str]) -> dict[str, str]:
+    async def _delete(self, names: Sequence[str], away: set[str] | None = None) -> dict[str, str]:
         async def delete(some: Sequence[str]) -> None:
             self.require()
             await self._objects.delete(some)
 
-        return await delete_each(delete, names, self._away)
+        return await delete_each(delete, names, away)
 
     def require(self) -> None:
         """Raises ObjectUnavailable where this process does not keep the region now."""
