@@ -133,7 +133,10 @@ class Keeper:
     async def delete(self, names: Sequence[str]) -> int:
         """Objects of the region. Returns how many could be deleted; each of the others is a problem. Raises ObjectError;
         ObjectUnavailable where this process does not keep it (any more)."""
+        self.require()
         left = await self._delete(names, self._away)
+        if left:
+            self.require()
         for name, why in left.items():
             self.problems.note(name, f"cannot be deleted: {why}", lasts_s=PROBLEM_LASTS_S)
         return len(names) - len(left)
