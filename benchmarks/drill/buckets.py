@@ -39,7 +39,10 @@ class BucketHangs(BucketFault):
 class BucketFlips(BucketFault):
     name = "bucket flips bytes"
     mode = "flip"
-    causes = (Cause("lost", ".*packs", "came back with other bytes"),)
+    causes = (
+        Cause("lost", ".*packs", "came back with other bytes"),
+        Cause("gap", ".*feed", "its checksum does not match"),  # where the feed is read before any block is
+    )
 
     def prepare(self, node: Node) -> None:
         node.disks = []  # so that more is fetched from the bucket
