@@ -313,8 +313,10 @@ def leave(hour: Hour, daemon: subprocess.Popen[bytes]) -> None:
             raise StepError(
                 f"kvstore serve: exit code {daemon.returncode}: {hour.log('serve.log')[-LOG_CHARS:]}"
             )
-        removed = hour.json("arena", "rm", hour.instance)["removed"]
-        shown.append(f"{removed[0]['freed_bytes'] / 2**20:.0f} MiB")
+        # An arena that holds nothing is given back by a clean stop.
+        if any(hour.instance in str(row) for row in hour.json("arena", "ls")["arenas"]):
+            raise StepError(f"kvstore arena ls: {hour.instance} is still there, and holds nothing")
+        shown.append("kvstore arena ls does not have it any more")
 
 
 def carry_out(hour: Hour) -> None:
