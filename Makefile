@@ -1,7 +1,7 @@
 # make venv   .venv with everything, and .venv/bin/kvstore    (PYTHON=python3.12 make venv)
 # make demo   a real daemon and real engines, shown            make test   everything that proves it
 # make lint   format, lint, types                              make bench  figures of this machine
-# make demo-regions   three regions and a new cluster: [TRACE=trace.jsonl] [SPEED=10]
+# make demo-regions   three regions and a new cluster: [TRACE=trace.jsonl] [SPEED=5]
 # make demo-coldstart a model published, preloaded, killed, resumed, mirrored, and served from everywhere: [SIZE=2GiB]
 # make drill  twenty faults under traffic: does everything that people look at name them: [FAULTS="'disk hung' 'port taken'"]
 # make docs   the documentation as a site, in site/            make proto, make grpc-docs   kvstore/v1 and docs/grpc.md from proto/

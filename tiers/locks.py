@@ -35,6 +35,11 @@ def try_lock(fd: int, owner: int, kind: int = fcntl.F_WRLCK) -> bool:
     return True
 
 
+def unlock(fd: int, owner: int) -> None:
+    """Drop an owner's byte, also while copies of this descriptor are open."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, owner))
+
+
 def is_locked(fd: int, owner: int) -> bool:
     """Whether another open file than this one holds the owner's byte."""
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, owner))

@@ -248,7 +248,7 @@ class Loading:
             return damaged(path, piece.at, piece.chunk)
         if isinstance(self._failure, ModelError):
             return type(self._failure)(*self._failure.args)
-        why = self._failure or "by another rank"
+        why = self._failure or "another rank says why"
         return FilesWrong(
             f"{path}: bytes {piece.at} to {piece.at + piece.chunk.size_bytes} cannot be read ({why})"
         )
@@ -293,11 +293,13 @@ class Loading:
                 start = piece.place % self._ring.size_bytes
                 view = self._ring.memory[start : start + piece.chunk.size_bytes]
                 is_true = self._chunks.read(piece, view, lambda: self._stop)
-                self._ring.states[place] = READY if is_true else DAMAGED
             except Exception as error:  # noqa: BLE001 - whatever it is, those who wait for the piece hear of it
                 self._failure = error
                 self._ring.states[place] = FAILED
                 return
+            if self._stop and not is_true:
+                return  # nobody has waited for its bytes: other ranks read them themselves
+            self._ring.states[place] = READY if is_true else DAMAGED
             with self._guard:
                 self.read_bytes += piece.chunk.size_bytes
             if not is_true:

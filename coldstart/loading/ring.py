@@ -27,7 +27,7 @@ from typing import Final
 
 from tiers.copying import Pinned
 from tiers.dram.pages import SHM, advise_huge, has_pages, places, private_memory, whole_pages
-from tiers.locks import is_locked, try_lock
+from tiers.locks import is_locked, try_lock, unlock
 
 READY, DAMAGED, FAILED = 1, 2, 3
 NEVER_OFFSET: Final = 1 << 62  # freed: of a rank that reads no more
@@ -115,6 +115,9 @@ class SharedRing(Ring):
     def close(self) -> None:
         if self._fd >= 0:
             self.freed[self.index] = NEVER_OFFSET
+            unlock(
+                self._fd, self.index
+            )  # its memory has descriptors of its own, as long as somebody holds tensors
             os.close(self._fd)
             self._fd = -1
 

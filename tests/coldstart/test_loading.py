@@ -26,7 +26,7 @@ from coldstart.errors import ChunkDamaged, FilesWrong
 from coldstart.loading import ring as rings
 from coldstart.loading.loading import Loading, WholeFiles, weight_file
 from coldstart.loading.ring import LEFT_S, SharedRing, make_shared
-from coldstart.loading.weight_plan import Plan
+from coldstart.loading.weight_plan import Piece, Plan
 from replication.formats import manifests
 from tests.coldstart.late_device import LateDevice
 from tests.coldstart.revisions import mark
@@ -361,6 +361,35 @@ def test_a_rank_that_is_killed_does_not_stop_the_others(tmp_path: Path) -> None:
     read, found = run_ranks(directory, 3, dies=1)
     assert found[0] == found[2] == digests(directory)
     assert sum(read.values()) < 2.5 * plan_of(directory).size_bytes
+
+
+class NotYet:
+    """Chunks that are still under way."""
+
+    def read(self, piece: Piece, view: memoryview, stopped: Callable[[], bool]) -> bool:
+        while not stopped():
+            time.sleep(0.001)
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_rank_that_ends_while_it_waits_leaves_no_damage_behind(tmp_path: Path) -> None:
+    """What it has not read is not damaged: the other one reads it itself, and all of it is right."""
+    directory = model(tmp_path / "m", numbers(12, *[60_000] * 20))
+    plan = plan_of(directory)
+    path = make_shared(plan.ring_bytes, len(plan.pieces), 2)
+    try:
+        rings = [SharedRing(path, plan.ring_bytes, len(plan.pieces), index, 2) for index in range(2)]
+    finally:
+        path.unlink()
+    stays = loading_of(plan, ring=rings[0]).tensors()
+    found = dict([next(stays)])
+    ends = Loading(plan, NotYet(), rings[1]).tensors()
+    next(ends)
+    ends.close()
+    assert_same(found | dict(stays), directory)
 
 
 def test_a_ring_whose_makers_are_dead_is_removed() -> None:

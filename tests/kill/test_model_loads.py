@@ -185,7 +185,9 @@ def test_ranks_that_are_killed_while_they_load(bucket: Bucket, preloads: Callabl
                 said, problem = process.communicate(timeout=TIMEOUT_S)
                 finished += process.returncode == 0
                 assert process.returncode != 0 or said.split()[0] == expected
-                assert process.returncode == 0 or "cannot be preloaded: it was killed" in problem
+                # Of a preload that is killed the rank that has begun it says so, and the others that it does.
+                why = ["cannot be preloaded: it was killed", "(another rank says why)"] * (number % 3 == 0)
+                assert process.returncode == 0 or any(words in problem for words in why), (number, problem)
         for path in bucket.models.glob("models--tiny/snapshots/*"):
             assert files_at(path) == whole
         (last,) = ranks(directory, plan, 1, pause_s=0.0)
