@@ -63,7 +63,7 @@ def test_a_prefix_is_explained_by_its_hash(filled: Place) -> None:
     assert done.returncode == 0 and "32 of 32 tokens (100.0 %) would hit" in done.stdout
     for words, code, says in (
         (["--prefix", "ff" * 32], 3, "no tier of this node knows it"),
-        (["--prefix", "abcd"], 3, "no prefix that is known here begins so"),
+        (["--prefix", "abcd"], 3, "no known prefix begins so"),
         (["--prefix", "no"], 2, "not a block hash in hex"),
         (["--prefix", "abcd", "--tokens", "1"], 2, "one of them"),
         ([], 2, "one of them"),

@@ -191,9 +191,9 @@ def test_a_lost_arena_is_no_problem(stopped: Place) -> None:
     assert (code, [found["store"] for found in report["stores"]]) == (0, ["nvme"])
 
 
-@pytest.mark.parametrize("words", [["fsck"], ["clear", "--all", "--yes"]])
+@pytest.mark.parametrize("words", [["fsck"], ["clear", "--all", "--yes"], ["disks"]])
 def test_a_daemon_that_hangs_is_told_before_the_work(tmp_path: Path, words: list[str]) -> None:
-    """What may take minutes waits seconds only for a daemon that does not even greet."""
+    """What may take minutes waits seconds only for a daemon that does not even greet; what could look without one does not."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen()

@@ -123,7 +123,7 @@ def test_the_beginning_of_a_hash_is_enough_where_a_daemon_knows_it(tmp_path: Pat
     assert (done.returncode, done.stdout) == (
         3,
         "",
-    ) and "no prefix that is known here begins so" in done.stderr
+    ) and "no known prefix begins so" in done.stderr
     done = kvstore(*words, "--prefix", hashes[2].hex()[:10], "--socket", tmp_path / "nobody")
     assert (done.returncode, done.stdout) == (2, "") and "give the whole hash" in done.stderr
     words += ["--force"]

@@ -63,9 +63,14 @@ def asked_of_daemon(command: str, work: Callable[[], T]) -> T:
         raise CliError(f"{command}: {error.message}", exit_code=code) from error
 
 
+def is_nobody(error: BaseException | None) -> bool:
+    """Whether a daemon could not be reached because none runs, and not because it hangs, or may not be asked."""
+    return error is not None and isinstance(error.__cause__, (FileNotFoundError, ConnectionRefusedError))
+
+
 def _hint(error: Exception) -> str:
     """What to do about a daemon that cannot be reached."""
-    if isinstance(error.__cause__, (FileNotFoundError, ConnectionRefusedError)):
+    if is_nobody(error):
         return ": is it running? Start it with kvstore serve, or name its socket with --socket"
     if isinstance(error.__cause__, PermissionError):
         return ": only root and the user that it runs as may ask it"
@@ -96,9 +101,7 @@ def add_arguments_for(parser: argparse.ArgumentParser, prefix: str = "", tenant:
         "that hold it; else the only one)",
     )
     if tenant:
-        parser.add_argument(
-            "--tenant", type=tenant_name, metavar="NAME", help="every namespace of this tenant"
-        )
+        parser.add_argument("--tenant", type=tenant_name, metavar="NAME", help="all namespaces of it")
     add_config_arguments(parser, "text", "json")
     add_node_arguments(parser)
 
@@ -127,9 +130,7 @@ def find_prefix(client: Client | Far, command: str, text: str, namespace: str = 
     if len(found) == 1:
         return bytes.fromhex(found[0])
     if not found:
-        raise CliError(
-            f"{command}: prefix {text}: no prefix that is known here begins so", exit_code=NOT_FOUND
-        )
+        raise CliError(f"{command}: prefix {text}: no known prefix begins so", exit_code=NOT_FOUND)
     digits = next(n for n in range(10, 129) if len({name[:n] for name in found}) == len(found))
     told = [f"{name[:digits]}{'…' if len(name) > digits else ''}" for name in found[:PREFIXES_NAMED]]
     more = " and others" if len(found) > PREFIXES_NAMED else ""

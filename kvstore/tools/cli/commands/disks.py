@@ -9,7 +9,7 @@ The data directory remembers each directory: which disk it is, on which file sys
 another one, or elsewhere is left alone, so that nothing is made on the file system below a disk that is not mounted. It is
 used again as soon as its disk is back. A daemon that runs takes what is accepted at once.
 
-Exit code 0 when all are well, or it is done; 1 when one is not, or it is in use; 3 when nothing is known of the directory.
+Exit code 0 when all are well, or it is done; 1 when one is not, or it is in use; 3 when nothing is known of it; 4: the daemon hangs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstore.tools.cli import FAILED, NOT_FOUND, OK, UNREACHABLE, CliError
+from kvstore.tools.cli import FAILED, NOT_FOUND, OK, CliError
 from kvstore.tools.cli.options import add_config_arguments, load_config
 from kvstore.tools.cli.output import present, say
-from kvstore.tools.cli.prefixes import ask
+from kvstore.tools.cli.prefixes import ask, is_nobody
 from kvstore.units import printable
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         told = ask(args, "disks", lambda client: client.change_disk(directory, accept))
     except CliError as error:
-        if error.exit_code != UNREACHABLE:
+        if not is_nobody(error.__cause__):
             raise
         told = _changed_offline(args, directory, accept)
     return present(args, {"directory": directory, "accepted": accept, **told}, _print_change)
@@ -58,7 +58,7 @@ def _list(args: argparse.Namespace) -> int:
     try:
         rows: list[answers.Disk] = ask(args, "disks", lambda client: client.status())["disks"]
     except CliError as error:
-        if error.exit_code != UNREACHABLE:
+        if not is_nobody(error.__cause__):
             raise
         rows = list(_offline_rows(load_config(args).config))
     present(args, {"disks": rows}, _print)
@@ -137,9 +137,8 @@ def _offline_row(level: str, path: Path, known: Known, capacity_bytes: int) -> a
     except OSError as error:
         row |= {"state": "left alone", "problem": f"{error.strerror}", "todo": "mend what it names"}
     if row["problem"]:
-        row["problem"] = (
-            f"{level} {path}: {row['problem'].removeprefix(f'{level} ').removeprefix(f'{path}: ')}"
-        )
+        said = row["problem"].removeprefix(f"{level} ").removeprefix(f"{path}: ")
+        row["problem"] = f"{level} {path}: {said}"
     return row
 
 
