@@ -10,6 +10,7 @@ MARKER_NAME: Final = "region.json"  # of the object that makes a place a region
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
+MARKER_BYTES_MAX: Final = 64 * KIB
 
 # A segment is applied to a catalogue in one batch, which holds the interpreter for 1 to 2 µs a block.
 SEGMENT_ENTRIES_MAX: Final = 1024

@@ -7,7 +7,8 @@
 Reads and writes are watched apart, for credentials may allow one of them only. What is wrong with one object (missing, damaged, of
 another key) says nothing of the place. While reads fail, the failures of writes are theirs, and end with them: a node that
 persists little would not learn for long that it could. An object that the place has failed for as long as ALONE_S, while it hands out
-its marker, is refused: whoever needs it goes on without it.
+its marker, is refused: whoever needs it goes on without it. Nothing is written where the marker is gone, or another one than it was
+when this process joined: a mount or an endpoint was swapped.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-from replication.constants import MARKER_NAME
+from replication.constants import MARKER_BYTES_MAX, MARKER_NAME
 from replication.problems import Problems
 from tiers.bucket.objects import Bytes, ObjectInfo, Objects, Range
-from tiers.errors import ObjectError, ObjectKeyUnknown, ObjectRefused, ObjectUnavailable
+from tiers.errors import ObjectError, ObjectKeyUnknown, ObjectMissing, ObjectRefused, ObjectUnavailable
 
 FAILURES_MIN: Final = 2  # in a row, of reads or of writes, and not all of one object
 SETTLED_S: Final = 10.0  # without a failure: it is over
@@ -29,6 +30,7 @@ UNTRUSTED_DOUBT_S: Final = 300.0  # since an object was read that nobody believe
 ALONE_S: Final = 300.0  # in which an object was asked for ALONE_TRIES times, and never had
 ALONE_TRIES: Final = 3
 ALONE_NAMES_MAX: Final = 256  # the latest ones
+PLACE_S: Final = 60.0  # between looks whether it is the place still, while something is written
 
 KINDS: Final = ("credentials", "clock", "bucket", "untrusted")
 _FIXES: Final = {
@@ -66,10 +68,12 @@ class Watched(Objects):
         self._failures: dict[str, set[str]] = {"read": set(), "write": set()}  # in a row, by name
         self._failed_s = float("-inf")
         self._noted: set[str] = set()  # directions of its problem
-        self._alone: dict[
+        self._alone = dict[
             tuple[str, str], tuple[float, int]
-        ] = {}  # by direction and name: failing since, tries
+        ]()  # by direction and name: failing since, tries
         self._kind = ""  # of it
+        self._marker = b""  # as this process has found it when it joined
+        self._proved_s = float("-inf")
 
     @property
     def is_failing(self) -> bool:
@@ -81,13 +85,18 @@ class Watched(Objects):
         return self._objects.untrusted
 
     async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
-        return await self._watch("write", name, self._objects.put(name, content, only_new))
+        return await self._watch(
+            "write", name, self._there(lambda: self._objects.put(name, content, only_new))
+        )
 
     async def get(self, name: str) -> memoryview:
         return await self._watch("read", name, self._objects.get(name))
 
     async def get_within(self, name: str, size_bytes_max: int) -> memoryview:
-        return await self._watch("read", name, self._objects.get_within(name, size_bytes_max))
+        content = await self._watch("read", name, self._objects.get_within(name, size_bytes_max))
+        if name == MARKER_NAME:
+            self._marker = self._marker or bytes(content)
+        return content
 
     async def get_if_changed(
         self, name: str, e_tag: str, size_bytes_max: int
@@ -112,10 +121,12 @@ class Watched(Objects):
         return await self._watch("read", "", self._objects.folders(prefix))
 
     async def delete(self, names: Sequence[str]) -> None:
-        await self._watch("write", names[0] if names else "", self._objects.delete(names))
+        await self._watch(
+            "write", names[0] if names else "", self._there(lambda: self._objects.delete(names))
+        )
 
     async def sweep(self) -> int:
-        return await self._watch("write", "", self._objects.sweep())
+        return await self._watch("write", "", self._there(self._objects.sweep))
 
     # -- watching --
 
@@ -149,11 +160,27 @@ class Watched(Objects):
             del self._alone[next(iter(self._alone))]
         if tries + 1 < ALONE_TRIES or now_s - begun_s < ALONE_S or name == MARKER_NAME:
             return False
+        return await self._is_the_place() is True
+
+    async def _there(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Write, unless this is another place by now."""
+        now_s = asyncio.get_running_loop().time()
+        if self._marker and now_s - self._proved_s >= PLACE_S:
+            if await self._is_the_place() is False:
+                text = f"{self.where}: its {MARKER_NAME} is gone, or of another region: nothing is written"
+                raise ObjectUnavailable(text)
+            self._proved_s = now_s
+        return await write()
+
+    async def _is_the_place(self) -> bool | None:
+        """Whether its marker is as it was found; None: it cannot be read, which says nothing."""
         try:
-            await self._objects.head(MARKER_NAME)
-        except ObjectError:
+            content = await self._objects.get_within(MARKER_NAME, MARKER_BYTES_MAX)
+        except ObjectMissing:
             return False
-        return True
+        except ObjectError:
+            return None
+        return self._marker in (b"", content)
 
     def _failed(self, direction: str, name: str, error: ObjectError) -> None:
         failures = self._failures[direction]

@@ -17,7 +17,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from replication.constants import KIB, MARKER_NAME
+from replication.constants import MARKER_BYTES_MAX, MARKER_NAME
 from replication.errors import MarkerDamaged, RegionError
 from replication.formats.ranges import RegionName, UnixS
 from tiers.bucket.objects import Objects
@@ -26,7 +26,6 @@ from tiers.errors import ObjectDamaged, ObjectError, ObjectKeyUnknown, ObjectMis
 from tiers.parsing import ParserErrors
 
 REGION_FORMAT: Final = 1  # of everything below the root of a region
-REGION_BYTES_MAX: Final = 64 * KIB  # of a marker
 
 MARKER = MARKER_NAME
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -78,7 +77,7 @@ async def open_region(objects: Objects, deployment: str, region: str) -> Region:
     _check_names(objects.where, deployment, region)
     asked = f"region {region!r} of deployment {deployment!r}"
     try:
-        content = bytes(await objects.get_within(MARKER, REGION_BYTES_MAX))
+        content = bytes(await objects.get_within(MARKER, MARKER_BYTES_MAX))
     except (ObjectDamaged, ObjectKeyUnknown) as error:
         raise MarkerDamaged(f"{error}: no marker of a region, asked for was {asked}") from error
     except ObjectMissing as error:

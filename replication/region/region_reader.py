@@ -42,7 +42,7 @@ from tiers.packs.packs import Pack
 FETCH_RANGE_BYTES: Final = 8 * MIB  # of a pack, read with one request
 CHAIN_HASHES_MAX: Final = 1 << 20  # of a prefix that somebody names: no prompt has more blocks
 FEED_LATE_S: Final = 60.0  # since all of it was read
-GAP_FIX: Final = "nothing: an audit goes on behind it within hours; kvstore region verify says what is there"
+GAP_FIX: Final = "kvstore region verify says what is there, and whether more is damaged; an audit goes on behind it within hours"
 CLOCK_FIX: Final = "set this machine's clock: chrony or systemd-timesyncd"
 FEED_FIX: Final = (
     "see what is wrong with its bucket; what others have made durable since then is computed again meanwhile"
@@ -373,7 +373,9 @@ class RegionReader(ABC):
     def _states(self, feed: TailStatus) -> Iterator[Problem]:
         """What is not as it should be, whenever somebody looks."""
         for gap, reason in zip(feed.gaps[:PROBLEMS_TOLD], feed.gap_reasons, strict=False):
-            yield Problem("gap", f"{self.where}: feed/{gap.writer}", reason, GAP_FIX, "warning")
+            writer = f"feed/{gap.writer}"
+            text = reason.removeprefix(f"{writer}: ")
+            yield Problem("gap", f"{self.where}: {writer}", text, GAP_FIX, "warning")
         if feed.unsound:
             text = f"{feed.unsound} entries cannot be true, and are left out: {feed.unsound_reason}"
             fix = "nothing: an audit finds their packs; look which node runs another version"

@@ -120,10 +120,7 @@ def test_the_beginning_of_a_hash_is_enough_where_a_daemon_knows_it(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["prefix"] == hashes[2].hex()
     done = kvstore(*words, "--prefix", "abcd0123", "--socket", place.socket)
-    assert (done.returncode, done.stdout) == (
-        3,
-        "",
-    ) and "no known prefix begins so" in done.stderr
+    assert (done.returncode, done.stdout) == (3, "") and "no known prefix begins so" in done.stderr
     done = kvstore(*words, "--prefix", hashes[2].hex()[:10], "--socket", tmp_path / "nobody")
     assert (done.returncode, done.stdout) == (2, "") and "give the whole hash" in done.stderr
     words += ["--force"]

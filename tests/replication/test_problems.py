@@ -10,10 +10,12 @@ import pytest
 
 from kvstore.logs import Guard
 from replication import problems as module
+from replication.formats.region import MARKER, init_region, open_region
 from replication.problems import CALM_S, REMIND_FIRST_S, REMIND_S, Problem, Problems
-from replication.watched import Watched
-from tests.objects import FaultyObjects
+from replication.watched import ALONE_S, PLACE_S, SETTLED_S, Watched
+from tests.objects import FaultyObjects, MemoryObjects
 from tests.replication.mirrored import World, in_memory, pack, simulate
+from tests.replication.virtual_loop import run
 from tiers.errors import ObjectError, ObjectRefused, ObjectUnavailable
 
 catalogues_in_memory = in_memory  # a fixture of every test here, too
@@ -205,3 +207,44 @@ def test_one_bad_object_says_nothing_of_its_place() -> None:
         assert not problems
 
     simulate(main)
+
+
+@pytest.mark.parametrize("marker", [b"", b"another"])
+def test_another_place_is_not_written_to(marker: bytes) -> None:
+    """Once a process has joined, the mount or the endpoint is swapped: within a minute nothing is written or deleted there, which is a
+    problem, and no fault of an object; when the region is back, all goes on. One that cannot be read, and another's write, say nothing."""
+
+    async def main() -> None:
+        problems, place = Problems(), MemoryObjects("na")
+        way = Watched(place, "na", problems)
+        await init_region(place, "acme", "na", lambda: 1.0)
+        await open_region(way, "acme", "na")
+        await way.put("packs/a", b"a")
+        mine = place.stored[MARKER]
+        await place.delete([MARKER])
+        if marker:
+            await place.put(MARKER, marker)
+        await asyncio.sleep(PLACE_S)
+        for _ in range(9):
+            for name in "bc":
+                with pytest.raises(ObjectUnavailable, match="of another region: nothing is written"):
+                    await way.put(f"packs/{name}", b"b")
+            with pytest.raises(ObjectUnavailable, match="of another region"):
+                await way.delete(["packs/a"])
+            await asyncio.sleep(ALONE_S / 4)
+        assert place.stored.keys() - {MARKER} == {"packs/a"}
+        [problem] = problems.all()
+        assert problem.kind == "bucket" and "region.json is gone, or of another region" in problem.text
+        await place.put(MARKER, mine)
+        await way.put("packs/b", b"b")
+        await asyncio.sleep(SETTLED_S)
+        await way.put("packs/c", b"c")
+        assert not problems
+        place.get_within = sick  # type: ignore[method-assign]
+        await asyncio.sleep(PLACE_S)
+        await way.put("packs/d", b"d")
+
+    async def sick(name: str, size_bytes_max: int) -> memoryview:
+        raise ObjectRefused(f"na: {name}: the store answers 403 AccessDenied")
+
+    run(main())
