@@ -17,10 +17,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
+import msgspec
+
 from replication.constants import MARKER_BYTES_MAX, MARKER_NAME
 from replication.problems import Problems
 from tiers.bucket.objects import Bytes, ObjectInfo, Objects, Range
 from tiers.errors import ObjectError, ObjectKeyUnknown, ObjectMissing, ObjectRefused, ObjectUnavailable
+from tiers.parsing import ParserErrors
 
 FAILURES_MIN: Final = 2  # in a row, of reads or of writes, and not all of one object
 SETTLED_S: Final = 10.0  # without a failure: it is over
@@ -68,9 +71,8 @@ class Watched(Objects):
         self._failures: dict[str, set[str]] = {"read": set(), "write": set()}  # in a row, by name
         self._failed_s = float("-inf")
         self._noted: set[str] = set()  # directions of its problem
-        self._alone = dict[
-            tuple[str, str], tuple[float, int]
-        ]()  # by direction and name: failing since, tries
+        # By direction and name: failing since, tries.
+        self._alone: dict[tuple[str, str], tuple[float, int]] = {}
         self._kind = ""  # of it
         self._marker = b""  # as this process has found it when it joined
         self._proved_s = float("-inf")
@@ -173,12 +175,13 @@ class Watched(Objects):
         return await write()
 
     async def _is_the_place(self) -> bool | None:
-        """Whether its marker is as it was found; None: it cannot be read, which says nothing."""
+        """Whether its marker is as it was found; None: it cannot be read, or is damaged, which says nothing."""
         try:
             content = await self._objects.get_within(MARKER_NAME, MARKER_BYTES_MAX)
+            msgspec.json.decode(content)
         except ObjectMissing:
             return False
-        except ObjectError:
+        except (ObjectError, *ParserErrors):
             return None
         return self._marker in (b"", content)
 

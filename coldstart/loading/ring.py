@@ -115,9 +115,8 @@ class SharedRing(Ring):
     def close(self) -> None:
         if self._fd >= 0:
             self.freed[self.index] = NEVER_OFFSET
-            unlock(
-                self._fd, self.index
-            )  # its memory has descriptors of its own, as long as somebody holds tensors
+            # Its memory has descriptors of its own, as long as somebody holds tensors.
+            unlock(self._fd, self.index)
             os.close(self._fd)
             self._fd = -1
 

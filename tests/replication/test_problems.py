@@ -209,10 +209,10 @@ def test_one_bad_object_says_nothing_of_its_place() -> None:
     simulate(main)
 
 
-@pytest.mark.parametrize("marker", [b"", b"another"])
+@pytest.mark.parametrize("marker", [b"", b'{"region": "eu"}'])
 def test_another_place_is_not_written_to(marker: bytes) -> None:
     """Once a process has joined, the mount or the endpoint is swapped: within a minute nothing is written or deleted there, which is a
-    problem, and no fault of an object; when the region is back, all goes on. One that cannot be read, and another's write, say nothing."""
+    problem, and no fault of an object; when the region is back, all goes on. A marker that is damaged, or cannot be read, says nothing."""
 
     async def main() -> None:
         problems, place = Problems(), MemoryObjects("na")
@@ -240,6 +240,9 @@ def test_another_place_is_not_written_to(marker: bytes) -> None:
         await asyncio.sleep(SETTLED_S)
         await way.put("packs/c", b"c")
         assert not problems
+        await place.put(MARKER, mine[:-1])
+        await asyncio.sleep(PLACE_S)
+        await way.put("packs/d", b"d")
         place.get_within = sick  # type: ignore[method-assign]
         await asyncio.sleep(PLACE_S)
         await way.put("packs/d", b"d")
