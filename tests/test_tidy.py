@@ -81,7 +81,7 @@ LINES_MAX = {
     "replication/keeper": 650,
     "replication/mirror": 2150,
     "replication/models": 450,
-    "replication/region": 1380,
+    "replication/region": 1410,
     "tiers": 1300,
     "tiers/bucket": 1540,
     "tiers/dram": 2010,

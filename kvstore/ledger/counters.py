@@ -49,7 +49,7 @@ class Counters:
     loads_refused: int = 0  # loads, and waits for one, beyond the limit of their queue
     packs_persisted: int = 0
     persisted_bytes: int = 0  # of records in them
-    persist_failed: int = 0  # packs that could not be read, put or announced; most are tried again
+    persist_failed: int = 0  # packs that could not be read or put; most are tried again
     persist_given_up: int = 0  # prefixes that deserved to last and are not durable, after several tries
     acquired_shared: int = 0  # handed out, fetched from a shared level
     demotions_dropped: int = 0  # blocks left in DRAM only, beyond the limit of the queue to NVMe

@@ -151,24 +151,24 @@ class Auditing:
         }
 
     async def _run(self, gaps: Sequence[Gap]) -> None:
-        elsewhere, age_s = self.elsewhere, self._tail.complete_age_s
-        is_blind = (elsewhere is not None and not elsewhere.is_ready()) or (age_s is None and not gaps)
-        if is_blind:
+        age_s = self._tail.complete_age_s
+        is_blind = self.elsewhere is not None and not self.elsewhere.is_ready()
+        if not gaps and (is_blind or age_s is None):
             self._run_again()
             return
         complete_s = 0.0 if age_s is None else self._clock() - age_s
-        terms = Terms(
-            complete_s - ORPHAN_GRACE_S - 2 * self._skew_s,
-            bool(gaps),
-            *((elsewhere.origin,) if elsewhere is not None else ()),
-        )
+        terms = Terms(complete_s - ORPHAN_GRACE_S - 2 * self._skew_s, bool(gaps))
+        if is_blind:  # nobody goes on behind a gap without an audit: it leaves what a source may have sent to a later one
+            terms = Terms(float("-inf"), bool(gaps), lambda pack_id: None)
+        elif self.elsewhere is not None:
+            terms = terms._replace(origin=self.elsewhere.origin)
         report = await self._audit.run(terms, _logged)
         self.audits += 1
         self._count(report)
         if gaps and report.is_whole:
             self._tail.leave_behind(gaps)
         self._bring_again(report)
-        if not report.is_whole:
+        if is_blind or not report.is_whole:
             self._run_again()
         log.info("audited %s: %s", self._objects.where, report)
 

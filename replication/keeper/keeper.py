@@ -62,6 +62,7 @@ LEASE_JITTER_S: Final = 2.0  # a candidate waits for up to so much longer
 HELD_S: Final = LEASE_S / 2  # from the beginning of a beat
 BEAT_INTERVAL_S: Final = 15.0
 SETTLE_S: Final = 1.5  # between putting a term and reading it back
+STAND_BACK_S: Final = 120.0
 TAKE_TRIES_MAX: Final = 8  # numbers that something else lies under, in one try
 CLOCK_AGAIN_S: Final = 60.0  # between two looks at the store's clock, where ours is off
 assert BEAT_INTERVAL_S < HELD_S and LEASE_S + LEASE_JITTER_S + SETTLE_S + NEWS_INTERVAL_S < 60
@@ -91,7 +92,7 @@ class Keeper:
         self._chance = chance = random.Random(chance.random())
         self.holder = Holder(f"{chance.getrandbits(64):016x}", socket.gethostname()[:255], is_mirror)
         self._term: Term | None = None  # that we hold, or did until we find that we do not
-        self._learned_s = float("-inf")
+        self._learned_s = self._back_until_s = float("-inf")
         self._taken_s = self._holds_from_s = self._beaten_s = self._told_s = self._sure_s = 0.0
         self._beat = self._held = (
             0  # _held: the last term that was ours: what we put may arrive later than it was given up
@@ -187,6 +188,11 @@ class Keeper:
         except (ObjectError, TimeoutError) as error:
             log.info("%s: the lease ends by itself: %s", self._objects.where, error)
 
+    async def stand_back(self) -> None:
+        """This process cannot keep now: it gives the lease to whoever can, and takes none for a while."""
+        self._back_until_s = passed_s() + STAND_BACK_S
+        await self.resign()
+
     # -- what is new --
 
     async def refresh(self) -> None:
@@ -221,7 +227,7 @@ class Keeper:
         """Take the lease if it is due. Returns the pause until the next step."""
         now_s = passed_s()  # what is answered was true then, or later
         await self.news.refresh()
-        if not self.clock.is_sure:
+        if not self.clock.is_sure or now_s < self._back_until_s:
             return NEWS_INTERVAL_S
         latest = self.news.latest if now_s < self.news.changed_s + LEASE_S else None
         if latest is not None and not self._may_oust(latest.holder):

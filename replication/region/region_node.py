@@ -34,7 +34,7 @@ from replication.formats.announced import Announced, lasts_longer
 from replication.formats.announced_models import AnnouncedModel
 from replication.formats.doubts import DOUBTED_TOLD_MAX, put_doubts
 from replication.formats.keeping import clock_of, measure
-from replication.formats.region import Region, open_region
+from replication.formats.region import Region, open_region, require_place
 from replication.formats.removed import Reason, Removed, Said
 from replication.formats.tombstones import Tombstone
 from replication.keeper.keeper import Keeper
@@ -42,8 +42,9 @@ from replication.problems import Problem
 from replication.region.region_reader import RegionReader
 from replication.region.upkeep import Upkeep
 from replication.store_clock import StoreClock
+from replication.watched import Watched
 from tiers.bucket.objects import Objects
-from tiers.errors import ObjectError, ObjectUnavailable, PackDamaged
+from tiers.errors import ObjectError, ObjectMissing, ObjectUnavailable, PackDamaged
 from tiers.packs.pack_io import put_pack
 from tiers.packs.packs import Pack, PackHeader
 from tiers.together import together
@@ -51,6 +52,12 @@ from tiers.together import together
 ANNOUNCE_INTERVAL_S: Final = 1.0  # between two announcements of one writer, which everybody reads
 ANNOUNCE_INTERVAL_PER_WRITER_S: Final = 0.1
 ANNOUNCE_RETRY_S: Final = 5.0  # after one that failed
+MUTE_S: Final = (
+    60.0  # of failures in a row, of a place that works: it is told, and such a process keeps no region
+)
+MUTE_FIX: Final = (
+    "may this process put objects below feed/ and heads/? What it puts is of use to nobody else meanwhile"
+)
 MIRROR_SILENT_S: Final = 40.0  # without a sign of a mirror, which beats every 15 s
 DOUBTS_INTERVAL_S: Final = 30.0  # between two looks whether there are new ones to be told
 KEEPER_LATE_S: Final = 120.0  # without a sign of a keeper; somebody else takes over within a minute
@@ -92,6 +99,7 @@ class RegionNode(RegionReader):
         self.auditing: Auditing | None = None
         self._unannounced: list[tuple[Said, asyncio.Future[None]]] = []
         self._announcing: asyncio.Task[None] | None = None
+        self._mute_s = float("inf")  # since when nothing could be announced
 
     @classmethod
     async def join(
@@ -309,6 +317,9 @@ class RegionNode(RegionReader):
         try:
             if not self.clock.is_known:  # what goes into the bucket has its times
                 await measure(self._objects, self.clock)
+            packs = await self._there(packs)
+            if not (packs or models or removed):
+                return True
             entries = [*self._paths(packs), *packs]
             ids = [entry.pack.id for entry in entries] + [model.name_id for model in models]
             after_s = self.catalogue.void_until_s(ids)
@@ -318,7 +329,10 @@ class RegionNode(RegionReader):
             return False
         except ObjectError as error:
             log.debug("%d packs and models are not announced yet: %s", len(said), error)
+            await self._note_mute(error)
             return False
+        self._mute_s = float("inf")
+        self.problems.over("announcing")
         try:
             for segment in segments:
                 await self.catalogue.remove_all(segment.removed)
@@ -326,6 +340,28 @@ class RegionNode(RegionReader):
         except CatalogueDamaged as error:
             self._mend(error)  # and is made anew from the feed, where they are
         return True
+
+    async def _note_mute(self, error: ObjectError) -> None:
+        """A keeper whose removals nobody hears of is none."""
+        now_s = asyncio.get_running_loop().time()
+        self._mute_s = min(self._mute_s, now_s)
+        if now_s < self._mute_s + MUTE_S or (isinstance(self._objects, Watched) and self._objects.is_failing):
+            return
+        self.problems.note("announcing", str(error).removeprefix(f"{self.where}: "), fix=MUTE_FIX)
+        await self.keeper.stand_back()
+
+    async def _there(self, packs: Sequence[Announced]) -> list[Announced]:
+        """Without those that were removed while they waited to be announced. Raises CatalogueDamaged, ObjectError."""
+        found = []
+        for pack in packs:
+            try:
+                if self.catalogue.void_until_s([pack.pack.id]):
+                    await self._objects.head(pack.pack.name)
+            except ObjectMissing:
+                await require_place(self._objects)
+            else:
+                found.append(pack)
+        return found
 
     def _paths(self, packs: Sequence[Announced]) -> list[Announced]:
         """What these hang on, with longer lives where they need it: nothing outlives what is before it, whoever asks for what.

@@ -205,7 +205,7 @@ COUNTER_MEANINGS: Final = {
     "loads_refused": "loads, and waits for one, beyond the limit of their queue",
     "packs_persisted": "packs put into the bucket",
     "persisted_bytes": "bytes of records in them",
-    "persist_failed": "packs that could not be read, put or announced; most are tried again",
+    "persist_failed": "packs that could not be read or put; most are tried again",
     "persist_given_up": "prefixes that deserved to last and are not durable, after several tries",
 }
 # `lookups` of the counters are calls: kvstore_requests_total{request="lookup"}. kvstore_lookups_total counts prompts.
