@@ -8,7 +8,7 @@ Reads and writes are watched apart, for credentials may allow one of them only. 
 another key) says nothing of the place. While reads fail, the failures of writes are theirs, and end with them: a node that
 persists little would not learn for long that it could. An object that the place has failed for as long as ALONE_S, while it hands out
 its marker, is refused: whoever needs it goes on without it. Nothing is written where the marker is gone, or another one than it was
-when this process joined: a mount or an endpoint was swapped.
+when this process joined, and a mirror reads nothing there: a mount or an endpoint was swapped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNTRUSTED_DOUBT_S: Final = 300.0  # since an object was read that nobody believe
 ALONE_S: Final = 300.0  # in which an object was asked for ALONE_TRIES times, and never had
 ALONE_TRIES: Final = 3
 ALONE_NAMES_MAX: Final = 256  # the latest ones
-PLACE_S: Final = 60.0  # between looks whether it is the place still, while something is written
+PLACE_S: Final = 60.0  # between looks whether it is the place still, while something is asked
 
 KINDS: Final = ("credentials", "clock", "bucket", "untrusted")
 _FIXES: Final = {
@@ -61,8 +61,8 @@ def kind_of(error: ObjectError) -> str:
 class Watched(Objects):
     """The same place. when_it_works_again: called when a problem of it is over, for who waits longer and longer meanwhile."""
 
-    def __init__(self, objects: Objects, region: str, problems: Problems) -> None:
-        """region: what its problems are called by."""
+    def __init__(self, objects: Objects, region: str, problems: Problems, proves_reads: bool = False) -> None:
+        """region: what its problems are called by. proves_reads: nothing is read of another place, either."""
         self.where, self.seals = objects.where, objects.seals
         self.when_it_works_again: Callable[[], None] = lambda: None
         self._objects = objects
@@ -74,6 +74,7 @@ class Watched(Objects):
         # By direction and name: failing since, tries.
         self._alone: dict[tuple[str, str], tuple[float, int]] = {}
         self._kind = ""  # of it
+        self._proves_reads = proves_reads
         self._marker = b""  # as this process has found it when it joined
         self._proved_s = float("-inf")
 
@@ -87,15 +88,13 @@ class Watched(Objects):
         return self._objects.untrusted
 
     async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
-        return await self._watch(
-            "write", name, self._there(lambda: self._objects.put(name, content, only_new))
-        )
+        return await self._watch("write", name, lambda: self._objects.put(name, content, only_new))
 
     async def get(self, name: str) -> memoryview:
-        return await self._watch("read", name, self._objects.get(name))
+        return await self._watch("read", name, lambda: self._objects.get(name))
 
     async def get_within(self, name: str, size_bytes_max: int) -> memoryview:
-        content = await self._watch("read", name, self._objects.get_within(name, size_bytes_max))
+        content = await self._watch("read", name, lambda: self._objects.get_within(name, size_bytes_max))
         if name == MARKER_NAME:
             self._marker = self._marker or bytes(content)
         return content
@@ -103,40 +102,42 @@ class Watched(Objects):
     async def get_if_changed(
         self, name: str, e_tag: str, size_bytes_max: int
     ) -> tuple[memoryview, ObjectInfo] | None:
-        return await self._watch("read", name, self._objects.get_if_changed(name, e_tag, size_bytes_max))
+        return await self._watch(
+            "read", name, lambda: self._objects.get_if_changed(name, e_tag, size_bytes_max)
+        )
 
     async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
-        return await self._watch("read", name, self._objects.get_ranges(name, ranges))
+        return await self._watch("read", name, lambda: self._objects.get_ranges(name, ranges))
 
     async def read_into(self, name: str, start: int, views: Sequence[memoryview]) -> bool:
         return await self._objects.read_into(name, start, views)  # where it fails, `get_ranges` says why
 
     async def head(self, name: str) -> ObjectInfo:
-        return await self._watch("read", name, self._objects.head(name))
+        return await self._watch("read", name, lambda: self._objects.head(name))
 
     async def list(self, prefix: str, after: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
         pages = self._objects.list(prefix, after)
-        while (page := await self._watch("read", "", anext(pages, None))) is not None:
+        while (page := await self._watch("read", "", lambda: anext(pages, None))) is not None:
             yield page
 
     async def folders(self, prefix: str) -> Sequence[str]:
-        return await self._watch("read", "", self._objects.folders(prefix))
+        return await self._watch("read", "", lambda: self._objects.folders(prefix))
 
     async def delete(self, names: Sequence[str]) -> None:
-        await self._watch(
-            "write", names[0] if names else "", self._there(lambda: self._objects.delete(names))
-        )
+        await self._watch("write", names[0] if names else "", lambda: self._objects.delete(names))
 
     async def sweep(self) -> int:
-        return await self._watch("write", "", self._there(self._objects.sweep))
+        return await self._watch("write", "", self._objects.sweep)
 
     # -- watching --
 
-    async def _watch(self, direction: str, name: str, call: Awaitable[T]) -> T:
+    async def _watch(self, direction: str, name: str, call: Callable[[], Awaitable[T]]) -> T:
         """name: of the object; "" where it is about the place."""
         untrusted = self._objects.untrusted
         try:
-            answer = await call
+            if direction == "write" or self._proves_reads:
+                await self._require_place()
+            answer = await call()
         except ObjectKeyUnknown:
             self._doubt()
             raise
@@ -164,15 +165,15 @@ class Watched(Objects):
             return False
         return await self._is_the_place() is True
 
-    async def _there(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Write, unless this is another place by now."""
+    async def _require_place(self) -> None:
+        """Raises ObjectUnavailable where this is another place by now."""
         now_s = asyncio.get_running_loop().time()
-        if self._marker and now_s - self._proved_s >= PLACE_S:
-            if await self._is_the_place() is False:
-                text = f"{self.where}: its {MARKER_NAME} is gone, or of another region: nothing is written"
-                raise ObjectUnavailable(text)
-            self._proved_s = now_s
-        return await write()
+        if not self._marker or now_s - self._proved_s < PLACE_S:
+            return
+        if await self._is_the_place() is False:
+            text = f"{self.where}: its {MARKER_NAME} is gone, or of another region: it is left alone"
+            raise ObjectUnavailable(text)
+        self._proved_s = now_s
 
     async def _is_the_place(self) -> bool | None:
         """Whether its marker is as it was found; None: it cannot be read, or is damaged, which says nothing."""

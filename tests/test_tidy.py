@@ -72,7 +72,7 @@ LINES_MAX = {
     "kvstore/tools/replay": 1200,
     "kvstore/tools/rpc": 2400,
     "kvstore/tools/web": 1800,
-    "replication": 770,
+    "replication": 775,
     "replication/audit": 1130,
     "replication/catalogue": 1290,
     "replication/erasure": 780,

@@ -216,9 +216,10 @@ def test_another_place_is_not_written_to(marker: bytes) -> None:
 
     async def main() -> None:
         problems, place = Problems(), MemoryObjects("na")
-        way = Watched(place, "na", problems)
+        way, mirrors = Watched(place, "na", problems), Watched(place, "na", Problems(), proves_reads=True)
         await init_region(place, "acme", "na", lambda: 1.0)
-        await open_region(way, "acme", "na")
+        for each in (way, mirrors):
+            await open_region(each, "acme", "na")
         await way.put("packs/a", b"a")
         mine = place.stored[MARKER]
         await place.delete([MARKER])
@@ -227,10 +228,13 @@ def test_another_place_is_not_written_to(marker: bytes) -> None:
         await asyncio.sleep(PLACE_S)
         for _ in range(9):
             for name in "bc":
-                with pytest.raises(ObjectUnavailable, match="of another region: nothing is written"):
+                with pytest.raises(ObjectUnavailable, match="of another region: it is left alone"):
                     await way.put(f"packs/{name}", b"b")
             with pytest.raises(ObjectUnavailable, match="of another region"):
                 await way.delete(["packs/a"])
+            assert await way.get("packs/a") == b"a"
+            with pytest.raises(ObjectUnavailable, match="of another region"):
+                await anext(mirrors.list("packs/"))
             await asyncio.sleep(ALONE_S / 4)
         assert place.stored.keys() - {MARKER} == {"packs/a"}
         [problem] = problems.all()
@@ -239,7 +243,7 @@ def test_another_place_is_not_written_to(marker: bytes) -> None:
         await way.put("packs/b", b"b")
         await asyncio.sleep(SETTLED_S)
         await way.put("packs/c", b"c")
-        assert not problems
+        assert not problems and len(await anext(mirrors.list("packs/"))) == 3
         await place.put(MARKER, mine[:-1])
         await asyncio.sleep(PLACE_S)
         await way.put("packs/d", b"d")

@@ -164,8 +164,8 @@ class Mirroring:
         return Joined(marker.identity, objects, Catalogue.open(path, marker.identity))
 
     def _opened(self, place: Place, name: str) -> Objects:
-        """A bucket, for whole packs over long ways: nobody waits for one. Raises ObjectRefused."""
-        return Watched(place.open(OBJECT_TIMEOUT_S), name, self.problems)
+        """A bucket, for whole packs over long ways: nobody waits for one. What is in another region's is not copied. Raises ObjectRefused."""
+        return Watched(place.open(OBJECT_TIMEOUT_S), name, self.problems, proves_reads=True)
 
     # -- for people --
 
