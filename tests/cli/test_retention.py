@@ -240,7 +240,7 @@ def test_what_the_daemon_does_not_know_is_one_line(place: Place, serve: Serve) -
         (
             ["pin", "00" * 8, "--namespace", "61"],
             3,
-            "pin: prefix 0000000000000000: no prefix that is known here",
+            "pin: prefix 0000000000000000: no known prefix begins so",
         ),
         (["unpin", last("a", 3)], 3, "no pin is set for prefix"),
         (["ttl", "off", "--tenant", "acme"], 3, "no ttl is set for tenant 'acme'"),

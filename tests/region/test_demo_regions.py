@@ -52,7 +52,7 @@ def test_a_machine_that_does_not_keep_up_is_given_half_the_speed(monkeypatch: py
 
     monkeypatch.setattr(command, "_show", show)
     assert command.main(["--moto"]) == 0 and command.main(["--speed", "7"]) == 0
-    assert tried == [(9, True), (4, True), (2, True), (1, False), (7, False)]
+    assert tried == [(5, True), (2, True), (1, False), (7, False)]
 
 
 def test_who_is_late_stops(tmp_path: Path) -> None:
