@@ -40,6 +40,9 @@ AUDIT_INTERVAL_S: Final = 24 * 3600.0  # on average
 AUDIT_LOOK_S: Final = 10.0  # between two looks whether one is due
 AUDIT_RETRY_S: Final = 300.0  # after one that failed
 AUDIT_GAP_S: Final = 20.0  # a gap may be filled for so long
+AUDIT_BLIND_S: Final = (
+    600.0  # that it waits for sources of a mirror that have not been read yet, and are away
+)
 assert AUDIT_AGAIN_S < AUDIT_RETRY_S < ORPHAN_GRACE_S < PARENTLESS_S < RESTORED_KEPT_S
 
 log = logging.getLogger("replication.auditing")
@@ -80,6 +83,7 @@ class Auditing:
         self._chance = random.Random(chance.random())  # drawn from often: what others draw stays the same
         self._again_s: float | None = None  # loop's time: then the one that failed is begun anew
         self._gap_due_s: float | None = None
+        self._blind_s = float("inf")  # since when a gap waits for a mirror's sources
         self._doubts = Folders(keeper, DOUBTS)
         self._removals = Folders(keeper, REMOVED)
 
@@ -153,7 +157,9 @@ class Auditing:
     async def _run(self, gaps: Sequence[Gap]) -> None:
         age_s = self._tail.complete_age_s
         is_blind = self.elsewhere is not None and not self.elsewhere.is_ready()
-        if not gaps and (is_blind or age_s is None):
+        now_s = asyncio.get_running_loop().time()
+        self._blind_s = min(self._blind_s, now_s) if is_blind and gaps else float("inf")
+        if (is_blind and now_s < self._blind_s + AUDIT_BLIND_S) or (age_s is None and not gaps):
             self._run_again()
             return
         complete_s = 0.0 if age_s is None else self._clock() - age_s
