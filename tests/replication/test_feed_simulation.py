@@ -20,7 +20,7 @@ import logging
 import os
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -410,16 +410,25 @@ class World:
         """What is not yet as it should be."""
         if any(writer.waiting or writer.models for writer in self.writers):
             return "not all is announced"
-        highest, announced = self.store.highest(), self.store.announced()
+        announced = self.store.announced()
         for reader in self.readers:
-            if reader.catalogue is None or not highest.items() <= reader.catalogue.known.items():
+            if reader.catalogue is None or not self.is_up_to_date(reader.catalogue.known):
                 return f"reader {reader.name} is not up to date"
             if not announced <= reader.catalogue.ids:
                 return f"reader {reader.name} does not know all"
         return ""
 
+    def is_up_to_date(self, known: Mapping[str, int]) -> bool:
+        """As far as the store is, or at a segment that was whole until a bucket was put back, and is damaged there."""
+        highest, lost = self.store.highest(), self.store.lost
+        read = {writer: known.get(writer, 0) for writer in highest}
+        return all(
+            read[writer] == number or (read[writer] > number and (writer, read[writer]) in lost)
+            for writer, number in highest.items()
+        )
+
     async def compare(self, daemons: Sequence[Daemon]) -> None:
-        announced, highest = self.store.announced(), self.store.highest()
+        announced = self.store.announced()
         assert self.durable <= announced, "said to be durable, and is not"
         if not self.has_clone and not self.faults.late and not self.faults.twice:
             assert not any(writer.conflicts for writer in self.writers), "took itself for somebody else"
@@ -430,7 +439,7 @@ class World:
             assert announced <= reader.catalogue.ids <= ever
             again = WatchedCatalogue(MemoryRows(reader.rows), self.store)
             await again.load()
-            assert announced <= again.ids <= ever and highest.items() <= again.known.items()
+            assert announced <= again.ids <= ever and self.is_up_to_date(again.known)
             for segment in self.store.segments.values():
                 for entry in segment.entries:
                     header = entry.pack.header
