@@ -41,9 +41,8 @@ class BucketFlips(BucketFault):
     mode = "flip"
     causes = (
         Cause("lost", ".*packs", "came back with other bytes"),
-        Cause(
-            "gap", ".*feed/[0-9a-f]+", "its checksum does not match"
-        ),  # where the feed is read before any block is
+        # Where the feed is read before any block is.
+        Cause("gap", ".*feed/[0-9a-f]+", "its checksum does not match"),
     )
 
     def prepare(self, node: Node) -> None:

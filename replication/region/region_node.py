@@ -52,9 +52,7 @@ from tiers.together import together
 ANNOUNCE_INTERVAL_S: Final = 1.0  # between two announcements of one writer, which everybody reads
 ANNOUNCE_INTERVAL_PER_WRITER_S: Final = 0.1
 ANNOUNCE_RETRY_S: Final = 5.0  # after one that failed
-MUTE_S: Final = (
-    60.0  # of failures in a row, of a place that works: it is told, and such a process keeps no region
-)
+MUTE_S: Final = 60.0  # that nothing can be announced, of a place that works: who is mute keeps no region
 MUTE_FIX: Final = (
     "may this process put objects below feed/ and heads/? What it puts is of use to nobody else meanwhile"
 )
