@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from replication.constants import PROBLEM_LASTS_S
 from replication.problems import Problems
-from tiers.together import first_failure
 
 TASK_PAUSE_S_MIN: Final = 1.0  # before a task that ended is begun again; doubles
 TASK_PAUSE_S_MAX: Final = 300.0
@@ -28,9 +27,7 @@ TO_END = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 def reason_of(error: BaseException) -> str:
-    """For people: the log has the rest. Of several the first one."""
-    if isinstance(error, BaseExceptionGroup):
-        error = first_failure(error)
+    """For people: the log has the rest."""
     return f"{type(error).__name__}: {error}"
 
 

@@ -29,6 +29,7 @@ from replication.region.region_reader import RegionReader
 from replication.tasks import TO_END, kept_going, reason_of
 from tiers.base import Get
 from tiers.errors import ObjectRefused, TierError
+from tiers.together import together
 
 REGION_CLOSE_S = 2.0  # at a stop, for requests under way
 NOT_JOINED = "not_joined"
@@ -102,13 +103,10 @@ class RegionLevel(SharedLevel, Generic[Reader]):
         try:
             self._status = reader.status()
             self._reader, self.clock = reader, reader.clock
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(reader.run())
-                tasks.create_task(self._keep_status(reader))
-                if beside is not None:
-                    tasks.create_task(
-                        kept_going(f"{self.name}: warming", lambda: beside(reader), self.problems)
-                    )
+            work = [reader.run(), self._keep_status(reader)]
+            if beside is not None:
+                work.append(kept_going(f"{self.name}: warming", lambda: beside(reader), self.problems))
+            await together(work)
         finally:
             self._reader = None
             self._wrong = []

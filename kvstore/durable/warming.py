@@ -32,6 +32,7 @@ from replication.region.order_watch import OrderWatch, Report
 from replication.region.region_node import RegionNode
 from replication.tasks import kept_going
 from tiers.errors import ObjectError
+from tiers.together import each, together
 
 NODE_ERASED_MAX: Final = 1024  # tombstones of which a node tells how far it is
 NODE_ERASED_LOOK_S: Final = 2.0  # between two looks how far it is
@@ -76,9 +77,12 @@ class Warming:
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that the store or the disk can cause."""
         problems = self._node.problems
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(kept_going("telling of this daemon", self._tell, problems))
-            tasks.create_task(kept_going("taking orders", self._take_orders, problems))
+        await together(
+            [
+                kept_going("telling of this daemon", self._tell, problems),
+                kept_going("taking orders", self._take_orders, problems),
+            ]
+        )
 
     async def _take_orders(self) -> None:
         await self._node.caught_up.wait()
@@ -248,16 +252,13 @@ class Warming:
         for one in chosen:
             if one.pack_id in done:
                 report.done(one.size_bytes, 0)
-        left = iter([one for one in chosen if one.pack_id not in done])
+        left = [one for one in chosen if one.pack_id not in done]
 
-        async def hand_over() -> None:
-            for one in left:
-                if not report.full:
-                    await self._bring_one(one, done, to, report)
+        async def hand_over(one: Chosen) -> None:
+            if not report.full:
+                await self._bring_one(one, done, to, report)
 
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(WARM_PACKS_MAX):
-                tasks.create_task(hand_over())
+        await each(hand_over, left, WARM_PACKS_MAX)
 
     async def _bring_one(self, one: Chosen, done: set[bytes], to: To, report: Report) -> None:
         [announced] = self._node.known([one.pack_id])

@@ -41,6 +41,7 @@ from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError, ObjectMissing, ObjectUnavailable, PackDamaged
 from tiers.packs.pack_io import copy_pack
 from tiers.packs.packs import Pack
+from tiers.together import Group
 
 COPIES_MAX: Final = 16  # under way at a time
 COPY_BYTES_MAX: Final = 256 * MIB  # of packs in memory; one that is larger is copied alone
@@ -112,12 +113,12 @@ class Carrying(ABC):
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that a store or a disk can cause."""
         loop = asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as tasks:
+        async with Group() as group:
             while True:
                 self._woken.clear()
                 job = self._take(loop.time())
                 if job is not None:
-                    tasks.create_task(self._carry_out(job))
+                    group.begin(self._carry_out(job))
                     continue
                 await within(self._pause_s(loop.time()), self._woken)
 

@@ -41,6 +41,7 @@ from replication.store_clock import StoreClock
 from replication.tasks import kept_going, reason_of
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError, ObjectRefused, TierError
+from tiers.together import together
 
 MIRROR_JOIN_PAUSE_S: Final = 10.0
 STATE_INTERVAL_S: Final = 5.0  # between two looks whether there is news to write down
@@ -95,9 +96,12 @@ class Mirror:
         """Until it is cancelled. Raises nothing that a store or a disk can cause."""
         problems = self._home.problems
         await kept_going(f"mirror of {self._source}: recalling", self._recall, problems, may_end=True)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(kept_going(f"mirror of {self._source}: telling", self._keep_state, problems))
-            tasks.create_task(kept_going(f"mirror of {self._source}", self._follow_on, problems))
+        await together(
+            [
+                kept_going(f"mirror of {self._source}: telling", self._keep_state, problems),
+                kept_going(f"mirror of {self._source}", self._follow_on, problems),
+            ]
+        )
 
     @property
     def is_ready(self) -> bool:

@@ -54,6 +54,7 @@ from replication.waits import within
 from replication.watched import Watched
 from tiers.errors import ObjectDamaged, ObjectError, ObjectRefused
 from tiers.namespace_spec import NamespaceSpec
+from tiers.together import together
 
 JOBS_MAX: Final = 1 << 18  # waiting, 510 bytes each; what is more is found by a sweep
 SWEEP_INTERVAL_S: Final = 3600.0
@@ -129,10 +130,10 @@ class Pull:
             "bringing tombstones": lambda: self._bring_more_tombstones(brought),
             "taking orders": self._take_orders,
         }
-        async with asyncio.TaskGroup() as tasks:
-            for name, begin in work.items():
-                called = f"mirror of {self._ways.source}: {name}"
-                tasks.create_task(kept_going(called, begin, self._ways.home.problems))
+        await together(
+            kept_going(f"mirror of {self._ways.source}: {name}", begin, self._ways.home.problems)
+            for name, begin in work.items()
+        )
 
     @property
     def read(self) -> dict[str, int]:

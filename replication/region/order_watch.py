@@ -36,6 +36,7 @@ from replication.tasks import kept_going
 from replication.waits import within
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError
+from tiers.together import Group
 
 ORDERS_LOOK_S: Final = 2.0  # between two looks at what the news say of them
 ORDERS_INTERVAL_S: Final = 15.0  # between two lists, where there are no news
@@ -116,15 +117,15 @@ class OrderWatch:
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that the store or the disk can cause."""
         self._taken.clear()
-        async with asyncio.TaskGroup() as tasks:
+        async with Group() as group:
             while True:
                 try:
-                    await self._look(tasks)
+                    await self._look(group)
                 except ObjectError as error:
                     log.debug("%s: orders are looked for later: %s", self._objects.where, error)
                 await asyncio.sleep(ORDERS_LOOK_S)
 
-    async def _look(self, tasks: asyncio.TaskGroup) -> None:
+    async def _look(self, group: Group) -> None:
         if self._folder.are_due(ORDERS_INTERVAL_S):
             members = await look_for_orders(self._objects, self._orders, self._problems)
             self._orders = by_key(members)
@@ -138,7 +139,7 @@ class OrderWatch:
         for key, order in wanted.items():
             if key not in self._taken:
                 take, name = partial(self._take, order), f"order {order.id}"
-                self._taken[key] = tasks.create_task(kept_going(name, take, self._problems, may_end=True))
+                self._taken[key] = group.begin(kept_going(name, take, self._problems, may_end=True))
 
     async def _take(self, order: Order) -> None:
         """From the first look at an order until its end is told."""
@@ -154,8 +155,8 @@ class OrderWatch:
         log.info("warming", extra={"order": order.id, "to": order.to, "budget_bytes": order.budget_bytes})
         report = Report(self._who, order.made_s, asyncio.get_running_loop().time())
         ended = asyncio.Event()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._tell(order, report, ended))
+        async with Group() as group:
+            group.begin(self._tell(order, report, ended))
             await self._work(order, report)
             ended.set()
         log.info("warmed", extra={"order": order.id, "bytes": report.done_bytes, "problem": report.problem})

@@ -38,6 +38,7 @@ from tiers.errors import ObjectError
 from tiers.namespace_spec import NamespaceSpec
 from tiers.packs.pack_io import fetch_records
 from tiers.packs.packs import Pack
+from tiers.together import together
 
 FETCH_RANGE_BYTES: Final = 8 * MIB  # of a pack, read with one request
 CHAIN_HASHES_MAX: Final = 1 << 20  # of a prefix that somebody names: no prompt has more blocks
@@ -118,9 +119,7 @@ class RegionReader(ABC):
     async def run(self) -> None:
         """Follow the feed, and what else is to be done, until cancelled. What fails of it is begun again, and costs the rest
         nothing."""
-        async with asyncio.TaskGroup() as tasks:
-            for name, work in self.work().items():
-                tasks.create_task(kept_going(name, work, self.problems))
+        await together(kept_going(name, work, self.problems) for name, work in self.work().items())
 
     async def stop(self) -> None:
         """End what was begun for fetches and announcements, and wait for it; before `close`."""

@@ -20,7 +20,6 @@ healed by putting it again.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
@@ -44,7 +43,7 @@ from tiers.errors import (
 from tiers.packs.codecs import CODECS, decode_into, encode
 from tiers.packs.pack_memory import PackMemory
 from tiers.packs.packs import Pack, PackHeader, describe, encoded, header_end, pack_name, parse
-from tiers.together import ended
+from tiers.together import in_thread
 
 DIRECT_READ_BYTES_MIN: Final = 1 * MIB  # less is not worth a thread
 DIRECT_RECORD_BYTES_MIN: Final = 64 * KIB  # shorter ones are copied as fast as they are received one by one
@@ -370,9 +369,4 @@ async def _in_thread(size_bytes: int, work: Callable[[], T]) -> T:
     it is cancelled: the caller's buffers are in use until then."""
     if size_bytes <= PACK_INLINE_BYTES_MAX:
         return work()
-    future = asyncio.get_running_loop().run_in_executor(None, work)
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        await ended(future)
-        raise
+    return await in_thread(work)

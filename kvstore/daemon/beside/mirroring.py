@@ -42,6 +42,7 @@ from replication.watched import Watched
 from tiers.bucket.objects import Objects
 from tiers.constants import OBJECT_TIMEOUT_S
 from tiers.errors import ObjectRefused, TierError
+from tiers.together import together
 
 log = logging.getLogger("kvstore.mirror")
 
@@ -119,12 +120,7 @@ class Mirroring:
             ]
             if node.auditing is not None:
                 node.auditing.elsewhere = elsewhere(mirrors)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(node.run())
-                tasks.create_task(self._ping())
-                tasks.create_task(self._look())
-                for mirror in mirrors:
-                    tasks.create_task(mirror.run())
+            await together([node.run(), self._ping(), self._look(), *(mirror.run() for mirror in mirrors)])
         finally:
             self._notifier.send("STOPPING=1")
             await node.stop()

@@ -34,6 +34,7 @@ from kvstore.units import plural, printable
 from kvstore.v1.types_pb2 import Operation
 from replication.problems import Problems
 from replication.tasks import Tasks
+from tiers.together import Group
 
 OPERATIONS_MAX: Final = 8  # under way
 ASKED_MAX: Final = 4  # short ones, at once
@@ -115,9 +116,9 @@ class Work:
         assert process.stdin and process.stdout and process.stderr, "pipes"
         try:
             async with reading(process.stdout) as output, reading(process.stderr) as errors:
-                async with asyncio.TaskGroup() as group:
-                    document = group.create_task(self._document(output))
-                    group.create_task(self._lines(errors))
+                async with Group() as group:
+                    document = group.begin(self._document(output))
+                    group.begin(self._lines(errors))
             while (code := process.poll()) is None:
                 await asyncio.sleep(LOOK_S)
             return code, document.result()
