@@ -66,7 +66,7 @@ LINES_MAX = {
     "kvstore/security": 900,
     "kvstore/tools": 160,
     "kvstore/tools/bench": 1120,
-    "kvstore/tools/cli": 10000,
+    "kvstore/tools/cli": 10030,
     "kvstore/tools/doctor": 1980,
     "kvstore/tools/pages": 120,
     "kvstore/tools/replay": 1200,

@@ -76,3 +76,31 @@ def test_a_daemon_is_seen_from_its_bucket(place: Place, serve: Callable[..., Dae
     ):
         done = kvstore("region", "nodes", *words, "--regions", file)
         assert (done.returncode, says in done.stdout + done.stderr) == (code, True), done.stderr
+
+
+def test_a_region_that_is_away_hides_no_other(tmp_path: Path) -> None:
+    """Of several regions the bucket of one is away, or is none: what the others have is shown, and the exit code says which it
+    was; so does the status of regions that have no mirror."""
+    file = regions_file(tmp_path, "na", "eu")
+    init(file, "na", "eu")
+    objects = load_regions(file).regions["na"].open()
+    asyncio.run(put_node(objects, Node(writer="a" * 16, at_s=time.time(), dram_bytes=1, nvme_bytes=0)))
+    assert kvstore("region", "status", "--regions", file).returncode == 0
+    here = f'url = "file://{tmp_path / "eu"}"'
+    for there, expected, says in (
+        ("url = 's3://eu/kv'\nendpoint = 'http://127.0.0.1:1'", 4, "s3://eu/kv"),
+        (f"url = 'file://{tmp_path / 'gone'}'", 1, "no such directory"),
+    ):
+        file.write_text(file.read_text().replace(here, there))
+        here = there
+        code, document = nodes(file)
+        (unread,) = document["unread"]
+        assert (code, unread["region"], says in unread["problem"]) == (expected, "eu", True), unread
+        assert [node["writer"] for node in document["nodes"]] == ["a" * 16]
+        done = kvstore("region", "nodes", "--regions", file)
+        assert f"eu: {unread['problem']}" in done.stdout and "a" * 16 in done.stdout
+        alone = kvstore("region", "nodes", "eu", "--regions", file)
+        assert (alone.returncode, says in alone.stderr, alone.stdout) == (expected, True, "")
+        done = kvstore("region", "status", "--regions", file, "-o", "json")
+        na, eu = json.loads(done.stdout)["keepers"]
+        assert (done.returncode, "problem" in na, says in eu["problem"]) == (expected, False, True)

@@ -4,17 +4,19 @@ other problems than it said.
   kvstore region nodes [NAME]          a line each, and its problems
   kvstore region nodes -o json         for programs; docs/cli.md lists the fields
 
-Exit code 0 when all are well, 1 when one is silent or has problems, 2 for a wrong file or name, 4 when a bucket does not answer.
+Exit code 0 when all are well, 1 when one is silent or has problems, 2 for a wrong file or name, 4 when a bucket does not answer: the
+nodes of other regions are shown all the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.tools.cli import FAILED, OK
-from kvstore.tools.cli.buckets import asked, opened
+from kvstore.tools.cli.buckets import code_of, opened
 from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment
 from kvstore.tools.cli.output import Figure, present, print_table, say
 from kvstore.units import NOTHING, format_bytes, format_duration, percent, plural, printable
@@ -45,29 +47,46 @@ def run_verb(args: argparse.Namespace) -> int:
     if args.region:
         deployment.place(args.region, args.called)
     regions = [args.region] if args.region else list(deployment.regions)
-    found = _nodes(deployment, regions)
+    found, unread = asyncio.run(_nodes(deployment, regions))
     shown = [node for node in found if node["age_s"] < FORGOTTEN_S]
     shown.sort(key=lambda node: (node["region"], node["host"], node["writer"]))
-    document = {"deployment": deployment.deployment, "nodes": shown, "forgotten": len(found) - len(shown)}
+    problems = [{"region": region, "problem": str(error)} for region, error in unread.items()]
+    forgotten = len(found) - len(shown)
+    document = {
+        "deployment": deployment.deployment,
+        "nodes": shown,
+        "forgotten": forgotten,
+        "unread": problems,
+    }
     present(args, document, _show)
-    return OK if all(node["state"] in ("ok", "warnings") for node in shown) else FAILED
+    code = OK if all(node["state"] in ("ok", "warnings") for node in shown) else FAILED
+    return max([code, *map(code_of, unread.values())])
 
 
-def _nodes(deployment: Deployment, regions: Sequence[str]) -> list[Document]:
-    """Raises CliError."""
+async def _nodes(
+    deployment: Deployment, regions: Sequence[str]
+) -> tuple[list[Document], dict[str, Exception]]:
+    """What was found, and why of a region nothing was. Raises what the bucket of a region does that is asked alone."""
+    from replication.errors import ReplicationError
     from replication.formats.keeping import clock_of
     from replication.formats.nodes import read_nodes
+    from tiers.errors import TierError
     from tiers.together import together
 
+    unread: dict[str, Exception] = {}
+
     async def nodes_of(region: str) -> list[Document]:
-        objects = await opened(deployment, region)
-        nodes, now_s = await read_nodes(objects), (await clock_of(objects))()
+        try:
+            objects = await opened(deployment, region)
+            nodes, now_s = await read_nodes(objects), (await clock_of(objects))()
+        except (ReplicationError, TierError) as error:
+            if len(regions) == 1:
+                raise
+            unread[region] = error
+            return []
         return [_facts(region, node, now_s) for node in nodes]
 
-    async def all_nodes() -> list[list[Document]]:
-        return await together(map(nodes_of, regions))
-
-    return [node for nodes in asked(all_nodes) for node in nodes]
+    return [node for nodes in await together(map(nodes_of, regions)) for node in nodes], unread
 
 
 def _facts(region: str, node: Node, now_s: float) -> Document:
@@ -137,6 +156,8 @@ def _show(document: Document) -> None:
     for node in document["nodes"]:
         for line in _lines(node):
             say(printable(f"  {node['host'] or node['writer']}: {line}"), 4)
+    for one in document["unread"]:
+        say(f"{one['region']}: {one['problem']}")
     if document["forgotten"]:
         say(f"{plural(document['forgotten'], 'node')} of which nothing was heard for a week: not shown")
 

@@ -4,8 +4,8 @@
   kvstore region status [NAME] --now   how far they are behind by the feeds of their sources as they are now, too
   kvstore region status -o json        for programs; docs/cli.md lists the fields
 
-Exit code 0 when all is well, 1 when a mirror has stopped, could not copy something, or is more than 15 minutes behind, 2 for a wrong
-file or name, 4 when a bucket does not answer.
+Exit code 0 when all is well, 1 when a mirror has stopped, could not copy something, or is more than 15 minutes behind, or a bucket is
+not the region's, 2 for a wrong file or name, 4 when a bucket does not answer.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 KEEPER_GONE_S: Final = 120.0  # without a sign of a keeper, nobody keeps it
 
 
-class Pair(NamedTuple):
-    """A source, and a region that copies from it. code: the exit code that this pair alone would have."""
+class Told(NamedTuple):
+    """Of a source and a region that copies from it, or of a region's keeper. code: the exit code that this alone would have."""
 
     facts: dict[str, Any]
     code: int
@@ -49,9 +49,13 @@ def run_verb(args: argparse.Namespace) -> int:
         deployment.place(args.region, args.called)
     regions = [args.region] if args.region else list(deployment.regions)
     pairs, keepers = asyncio.run(_asked(deployment, regions, args.now))
-    facts = [pair.facts for pair in pairs]
-    present(args, {"deployment": deployment.deployment, "mirrors": facts, "keepers": keepers}, _show)
-    return max((pair.code for pair in pairs), default=OK)
+    document = {
+        "deployment": deployment.deployment,
+        "mirrors": [pair.facts for pair in pairs],
+        "keepers": [keeper.facts for keeper in keepers],
+    }
+    present(args, document, _show)
+    return max(told.code for told in (*pairs, *keepers))
 
 
 def _of_node(args: argparse.Namespace) -> int:
@@ -61,7 +65,8 @@ def _of_node(args: argparse.Namespace) -> int:
     with node_of(args, args.called) as node:
         document = node.get_regions(args.region, args.now)
     present(args, document, _show)
-    return OK if all(pair["state"] == "ok" for pair in document["mirrors"]) else FAILED
+    is_read = not any("problem" in keeper for keeper in document["keepers"])
+    return OK if is_read and all(pair["state"] == "ok" for pair in document["mirrors"]) else FAILED
 
 
 def _show(document: dict[str, Any]) -> None:
@@ -78,7 +83,7 @@ def _show(document: dict[str, Any]) -> None:
 
 async def _asked(
     deployment: Deployment, regions: Sequence[str], is_live: bool
-) -> tuple[list[Pair], list[dict[str, Any]]]:
+) -> tuple[list[Told], list[Told]]:
     from tiers.together import together
 
     found = await together(_into(deployment, region, is_live) for region in regions)
@@ -87,7 +92,7 @@ async def _asked(
     )
 
 
-async def _keeper(deployment: Deployment, region: str) -> dict[str, Any]:
+async def _keeper(deployment: Deployment, region: str) -> Told:
     """Who keeps a region, as its news say."""
     from replication.errors import ReplicationError
     from replication.formats.keeping import NEWS, NEWS_BYTES_MAX, clock_of, decode_news
@@ -100,12 +105,12 @@ async def _keeper(deployment: Deployment, region: str) -> dict[str, Any]:
         beaten_s = (await objects.head(NEWS)).modified_s
         age_s = max(0.0, (await clock_of(objects))() - beaten_s)
     except ObjectMissing:
-        return facts
+        return Told(facts, OK)
     except (ReplicationError, TierError) as error:
-        return {**facts, "problem": str(error)}
+        return Told({**facts, "problem": str(error)}, code_of(error))
     if age_s < KEEPER_GONE_S:
         facts |= {"keeper": news.holder.host, "mirror": news.holder.is_mirror, "kept_s": news.kept_s + age_s}
-    return {**facts, "age_s": age_s}
+    return Told({**facts, "age_s": age_s}, OK)
 
 
 def _kept(facts: dict[str, Any]) -> str:
@@ -116,7 +121,7 @@ def _kept(facts: dict[str, Any]) -> str:
     return f"{facts['region']}: {facts.get('problem') or f'kept by nobody{since}'}"
 
 
-async def _into(deployment: Deployment, region: str, is_live: bool) -> list[Pair]:
+async def _into(deployment: Deployment, region: str, is_live: bool) -> list[Told]:
     """All mirrors into a region: those of its rules, and others that there were."""
     from replication.errors import ReplicationError
     from replication.formats.keeping import clock_of
@@ -131,12 +136,12 @@ async def _into(deployment: Deployment, region: str, is_live: bool) -> list[Pair
         states, now_s = await read_mirrors(objects, sources), (await clock_of(objects))()
     except (ReplicationError, TierError) as error:
         code = code_of(error)
-        return [Pair({"source": source, "region": region, "state": str(error)}, code) for source in sources]
+        return [Told({"source": source, "region": region, "state": str(error)}, code) for source in sources]
     states = [state for state in states if state.source in sources]
     return await together(_pair(deployment, region, state, is_live, now_s) for state in states)
 
 
-async def _pair(deployment: Deployment, region: str, state: MirrorState, is_live: bool, now_s: float) -> Pair:
+async def _pair(deployment: Deployment, region: str, state: MirrorState, is_live: bool, now_s: float) -> Told:
     from replication.errors import ReplicationError
     from replication.formats.mirror_state import judged, segments_behind
     from tiers.errors import TierError
@@ -151,7 +156,7 @@ async def _pair(deployment: Deployment, region: str, state: MirrorState, is_live
             behind = await segments_behind(await opened(deployment, state.source), state)
         except (ReplicationError, TierError) as error:
             word, code = str(error), code_of(error)
-    return Pair(_facts(state, region, word, behind, now_s), code)
+    return Told(_facts(state, region, word, behind, now_s), code)
 
 
 _OF_STATE: Final = (
