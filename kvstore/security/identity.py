@@ -7,7 +7,8 @@
 
 What is shown counts, and only that: a wrong token is not made good by a certificate, nor by the user. A certificate with a
 SPIFFE ID is known by it alone; another by its common name. The doors have had certificates verified before (tls.py): here
-is only who they are of. A token counts under TLS and within this machine; in the clear it is no secret any more.
+is only who they are of, read from the certificate itself (gRPC's own fields leave out a SPIFFE ID that is not the only one, and
+all names but the first). A token counts under TLS and within this machine; in the clear it is no secret any more.
 
 The access file is read again when it changes. While it is wrong, nobody comes in by it.
 """
@@ -16,7 +17,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -35,6 +37,7 @@ from kvstore.security.sockets import PROC, End, end_of, user_of
 from kvstore.security.watched import Watched
 
 TOKEN_CHARS_MAX = 16 << 10
+CERTIFICATES_MAX = 1024  # whose names are remembered
 SCHEME: Final = "bearer "
 
 log = logging.getLogger("kvstore.security")
@@ -60,8 +63,8 @@ class Gate:
         sockname: tuple[Any, ...] | None,
         token: str | None,
     ) -> Principal:
-        """Who asks. auth_context: of a certificate that was verified, with gRPC's names; without TLS nothing. sockname: our end of the
-        connection, or where the door listens. Raises NotKnown."""
+        """Who asks. auth_context: of a certificate that was verified (`x509_pem_cert`), as gRPC has it; without TLS nothing. sockname:
+        our end of the connection, or where the door listens. Raises NotKnown."""
         is_tls = b"ssl" in auth_context.get("transport_security_type", ())
         theirs = _end(peer)
         if token is not None:
@@ -95,10 +98,11 @@ class Gate:
         return self._grants
 
     def _certified(self, auth_context: Mapping[str, Iterable[bytes]]) -> Principal:
-        if identities := list(auth_context.get("peer_spiffe_id", ())):
-            name = _only(identities, SPIFFE_CHARS_MAX)
+        uris, names = _names_in(*auth_context.get("x509_pem_cert", ()))
+        if any(uri.strip().lower().startswith("spiffe:") for uri in uris):
+            name = _only(uris, SPIFFE_CHARS_MAX)
             return _of(self.grants().of_spiffe(name), name)
-        name = _only(list(auth_context.get("x509_common_name", ())), NAME_CHARS_MAX)
+        name = _only(names, NAME_CHARS_MAX)
         return _of(self.grants().of_name(name), name)
 
 
@@ -117,9 +121,26 @@ def _of(grant: Grant | None, who: str) -> Principal:
     return Principal(-1, 0, grant.may, grant.name, grant.tenant)
 
 
-def _only(values: list[bytes], chars_max: int) -> str:
+@lru_cache(CERTIFICATES_MAX)
+def _names_in(*shown: bytes) -> tuple[Sequence[str], Sequence[str]]:
+    """The URIs and the common names of the one certificate that was shown, in PEM. Raises NotKnown."""
+    from cryptography import x509
+
+    try:
+        (certificate,) = map(x509.load_pem_x509_certificate, shown)
+        others = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        uris = others.get_values_for_type(x509.UniformResourceIdentifier)
+    except x509.ExtensionNotFound:
+        uris = []
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        raise NotKnown("the certificate cannot be read, or none was shown") from error
+    names = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    return uris, [name.value if isinstance(name.value, str) else "" for name in names]
+
+
+def _only(values: Sequence[str], chars_max: int) -> str:
     """Of several nobody knows which one is meant."""
-    text = values[0].decode(errors="replace") if len(values) == 1 else ""
+    text = values[0] if len(values) == 1 else ""
     if not 0 < len(text) <= chars_max or not text.isprintable():
         raise NotKnown(
             "the certificate has no name, or more than one: a SPIFFE ID or a common name is required"

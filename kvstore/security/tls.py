@@ -75,10 +75,7 @@ def read_pem(files: TlsFiles) -> tuple[Pem, ssl.SSLContext]:
         _part(files.ca, b"CERTIFICATE-----"),
     )
     context = _own(files, pem)
-    try:
-        context.load_verify_locations(cadata=pem.ca.decode(errors="replace"))
-    except (ssl.SSLError, ValueError) as error:
-        raise TlsError(f"{files.ca}: not certificates in PEM: {_why(error)}") from error
+    _trust(context, files.ca, pem.ca)
     if not context.cert_store_stats()["x509_ca"]:
         raise TlsError(
             f"{files.ca}: no certificate of an authority in it, which could have signed a client's"
@@ -147,17 +144,12 @@ class Tls:
 
 
 def identity_of(connection: ssl.SSLObject | None) -> dict[str, list[bytes]]:
-    """What a connection's certificate says, as gRPC has it in an auth context; nothing without TLS."""
+    """The certificate that was shown, as gRPC has it in an auth context; nothing without TLS."""
     if connection is None:
         return {}
-    shown: Any = connection.getpeercert() or {}
-    uris = [value for kind, value in shown.get("subjectAltName", ()) if kind == "URI"]
-    names = [value for part in shown.get("subject", ()) for kind, value in part if kind == "commonName"]
-    return {
-        "transport_security_type": [b"ssl"],
-        "peer_spiffe_id": [uri.encode() for uri in uris if uri.startswith("spiffe:")],
-        "x509_common_name": [name.encode() for name in names],
-    }
+    shown = connection.getpeercert(binary_form=True)
+    certificates = [ssl.DER_cert_to_PEM_cert(shown).encode()] if shown else []
+    return {"transport_security_type": [b"ssl"], "x509_pem_cert": certificates}
 
 
 def flaw_of(
@@ -169,7 +161,7 @@ def flaw_of(
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    client.load_verify_locations(cadata=pem.certificate.decode(errors="replace"))
+    _trust(client, files.certificate, pem.certificate)
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     asking = client.wrap_bio(back, there)
     try:
@@ -216,6 +208,15 @@ def _own(files: TlsFiles, pem: Pem) -> ssl.SSLContext:
             raise TlsError(f"{files.key}: not the key of {files.certificate}") from error
         raise TlsError(f"{files.certificate} or its key: not PEM that can be used: {_why(error)}") from error
     return context
+
+
+def _trust(context: ssl.SSLContext, file: Path, certificates: bytes) -> None:
+    """As from a file: OpenSSL passes over words between the certificates, in any language. Raises TlsError."""
+    try:
+        with _in_memory(certificates) as path:
+            context.load_verify_locations(path)
+    except (ssl.SSLError, ValueError, OSError) as error:
+        raise TlsError(f"{file}: not certificates in PEM: {_why(error)}") from error
 
 
 class _Encrypted(Exception):

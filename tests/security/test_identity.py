@@ -17,8 +17,10 @@ from kvstore.security import access
 from kvstore.security.identity import TOKEN_CHARS_MAX, Gate, bearer
 from kvstore.security.principals import EVERYTHING
 from kvstore.security.sockets import end_of, user_of
+from tests.security.certificates import Authority
 
 TLS = {"transport_security_type": [b"ssl"]}
+CLIENTS = Authority()
 FAR = "ipv4:10.1.2.3:40000"
 STRANGER = 65534
 
@@ -50,11 +52,11 @@ roles = ["read"]
 
 def spiffe(*identities: str, name: str = "operator") -> dict[str, Iterable[bytes]]:
     """Of a certificate with this common name, too."""
-    return {**TLS, "peer_spiffe_id": [i.encode() for i in identities], "x509_common_name": [name.encode()]}
+    return {**TLS, "x509_pem_cert": [CLIENTS.signed([name], identities)[0]]}
 
 
 def named(*names: str) -> dict[str, Iterable[bytes]]:
-    return {**TLS, "x509_common_name": [name.encode() for name in names]}
+    return {**TLS, "x509_pem_cert": [CLIENTS.signed(names)[0]]}
 
 
 class Clock:
@@ -105,16 +107,25 @@ def test_a_certificate_is_known_by_its_longest_grant(gate: Gate) -> None:
         spiffe("spiffe://prod.example/ns/serving/x\n"),
         spiffe("spiffe://prod.example/ns/serving/%2e%2e/x"),
         spiffe("spiffe://PROD.example/ns/serving/x"),
-        spiffe("https://prod.example/ns/serving/x"),
+        spiffe("SPIFFE://prod.example/ns/serving/x"),
+        spiffe(" spiffe://prod.example/ns/serving/x"),
+        spiffe("spiffe://prod.example/ns/serving/x", "https://prod.example/"),
+        spiffe("https://prod.example/", "spiffe://prod.example/ns/serving/x"),
         spiffe("spiffe://prod.example/ns/serving/" + "x" * 2048),
         spiffe("spiffe://prod.example/ns/serving/a", "spiffe://prod.example/ns/serving/b"),
         named("nobody"),
         named("Operator"),
         named("operator", "operator"),
-        named(""),
+        named("operator", "nobody"),
+        named("operator\0x"),
+        named("operator "),
+        named(),
         named("prometheus"),
         named(sha("today")),
         TLS,
+        {**TLS, "x509_pem_cert": [b"no certificate"]},
+        {**TLS, "x509_pem_cert": 2 * list(named("operator")["x509_pem_cert"])},
+        {**TLS, "x509_common_name": [b"operator"]},
     ],
 )
 def test_no_other_certificate_is_known(gate: Gate, shown: dict[str, Iterable[bytes]]) -> None:

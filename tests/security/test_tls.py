@@ -149,7 +149,7 @@ DOORS = pytest.mark.parametrize(("door", "ask"), [(grpc_server, by_grpc), (page_
 @DOORS
 def test_who_shows_no_good_certificate_gets_no_connection(setting: Setting, door: Any, ask: Ask) -> None:
     """None, another authority's of the same name, expired, not valid yet. Good ones have the name and the tenant of their grant; a
-    good one that is not in the access file is nobody."""
+    good one that is not in the access file is nobody, nor is one with several identities, whichever of them is granted."""
     sign = setting.clients.signed
 
     async def asked() -> None:
@@ -159,7 +159,17 @@ def test_who_shows_no_good_certificate_gets_no_connection(setting: Setting, door
                 == "operator None admin publisher read view write"
             )
             assert await ask(port, setting, sign(["x"], [ENGINE])) == f"{ENGINE} acme read view"
-            for known_to_nobody in (sign(["x"]), sign([]), sign(["operator"], [ENGINE + "2"])):
+            for known_to_nobody in (
+                sign(["x"]),
+                sign([]),
+                sign(["operator"], [ENGINE + "2"]),
+                sign(["operator"], [ENGINE, ENGINE + "2"]),
+                sign(["operator"], [ENGINE, "https://prod.example/"]),
+                sign(["operator"], [ENGINE.upper()]),
+                sign(["operator"], [ENGINE + "x" * 3000]),
+                sign(["operator", "x"]),
+                sign(["operator\0x"]),
+            ):
                 assert await ask(port, setting, known_to_nobody) == "UNAUTHENTICATED"
             bad = (
                 None,
@@ -187,6 +197,29 @@ def test_a_ca_that_is_taken_out_is_out(setting: Setting, door: Any, ask: Ask) ->
             setting.files.key.write_bytes(b"half a k")
             assert await ask(port, setting, old) and not await ask(port, setting, new)
             setting.written(after)
+            assert await ask(port, setting, new) and not await ask(port, setting, old)
+
+    asyncio.run(asked())
+
+
+@DOORS
+def test_words_of_any_language_stand_between_certificates(setting: Setting, door: Any, ask: Ask) -> None:
+    """As bundles have them: such files are read at a start, and when they come, and who is not in them any more is out."""
+    before, after = setting.clients, Authority()
+    words = "# Subject: CN=Főtanúsítvány, O=Société\n".encode()
+
+    def written(authority: Authority) -> None:
+        setting.written(authority)
+        for path in setting.files:
+            path.write_bytes(words + path.read_bytes() + b"# \xff\n")
+
+    async def asked() -> None:
+        written(before)
+        assert Tls(setting.files).newest()
+        async with door(setting) as port:
+            old, new = before.signed(["operator"]), after.signed(["operator"])
+            assert await ask(port, setting, old) and not await ask(port, setting, new)
+            written(after)
             assert await ask(port, setting, new) and not await ask(port, setting, old)
 
     asyncio.run(asked())
