@@ -12,13 +12,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from kvstore.daemon.listening import Listen
 from kvstore.security.identity import Gate
+from kvstore.tools.web import server as server_module
 from kvstore.tools.web.asking import Answer, Asking
+from kvstore.tools.web.history import History
 from kvstore.tools.web.running import WEB_CONNECTIONS_MAX
-from kvstore.tools.web.server import Web
+from kvstore.tools.web.server import WEB_HISTORIES_MAX, Web
 from kvstore.tools.web.strangers import Askers
 from tests.running import Place
 from tests.web.asked import Reply, Serve, Watching, get, until, url_of, with_web
@@ -282,3 +285,39 @@ def test_many_who_ask_cost_the_daemon_one_answer(place: Place, serve: Serve) -> 
 def _lives(reply: Reply) -> int:
     found: int = reply.json()["live"]["door"]["frames"].get("Live", 0)
     return found
+
+
+def test_who_does_not_take_the_history_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ask for it and read nothing, no more than a few histories are held, nor is one that was sent; who reads gets it."""
+    size, held, most, bodies = 16 << 20, 0, 0, list[object]()
+    send = Web._send
+
+    async def counted(self: Web, request: web.Request, response: web.Response) -> None:
+        nonlocal held, most
+        held += 1
+        most = max(most, held)
+        await send(self, request, response)
+        held -= 1
+        bodies.append(response.body)
+
+    async def asked() -> None:
+        served = Web(Scripted(), Listen("127.0.0.1", 0), Askers("user", Gate(None)))
+        async with TestServer(served.app()) as server, ClientSession() as client:
+            lazy = []
+            for _ in range(2 * WEB_HISTORIES_MAX):
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+                writer.write(b"GET /history.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                lazy.append((reader, writer))
+            while len(bodies) < len(lazy):
+                await asyncio.sleep(0.01)
+            monkeypatch.setattr(server_module, "WEB_SEND_S", 60.0)
+            async with client.get(server.make_url("/history.json")) as response:
+                assert len(await response.read()) > size
+            for _, writer in lazy:
+                writer.close()
+
+    monkeypatch.setattr(server_module, "WEB_SEND_S", 0.3)
+    monkeypatch.setattr(History, "since", lambda *_: b'"' + b"x" * size + b'"')
+    monkeypatch.setattr(Web, "_send", counted)
+    asyncio.run(asked())
+    assert 1 < most <= WEB_HISTORIES_MAX and len(bodies) == 2 * WEB_HISTORIES_MAX + 1 and not any(bodies)

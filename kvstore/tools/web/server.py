@@ -75,6 +75,8 @@ from kvstore.tools.web.strangers import Askers
 
 WEB_CONNECTION_AGE_S = 600.0  # of one with a certificate, which may have expired meanwhile
 WEB_STEP_S_MAX = 3600  # of samples that are added up into one
+WEB_SEND_S = 10.0  # until who has asked has taken the answer
+WEB_HISTORIES_MAX = 16  # at once: each may be megabytes
 
 log = logging.getLogger("kvstore.web")
 
@@ -118,6 +120,7 @@ class Web:
         self._since_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # when a connection first asked
         self._names = names_of(listen)
         self._history = History()
+        self._room = asyncio.Semaphore(WEB_HISTORIES_MAX)
         self._known: Answer | None = None  # the last that had a report
         self._routes: Mapping[str, Callable[[web.Request], Awaitable[web.Response]]] = {
             "/metrics": self._metrics,
@@ -174,15 +177,28 @@ class Web:
             if request.transport is not None:
                 request.transport.abort()
             return _line(401, "the certificates have changed: connect again")
-        try:
-            response = await self._routed(request)
-        except Exception:
-            log.exception("%s failed", request.path)
-            response = _line(500, "a bug of kvstore: its log has more")
-        response.headers.update(HEADERS)
-        if self._tls is not None and self._age_of(request.transport) > WEB_CONNECTION_AGE_S:
-            response.force_close()
+        async with self._room if request.path == "/history.json" else contextlib.nullcontext():
+            try:
+                response = await self._routed(request)
+            except Exception:
+                log.exception("%s failed", request.path)
+                response = _line(500, "a bug of kvstore: its log has more")
+            response.headers.update(HEADERS)
+            if self._tls is not None and self._age_of(request.transport) > WEB_CONNECTION_AGE_S:
+                response.force_close()
+            await self._send(request, response)
         return response
+
+    async def _send(self, request: web.Request, response: web.Response) -> None:
+        """Who does not take what he has asked for is cut off: it would be held for him, megabytes of it, as long as he likes."""
+        try:
+            async with asyncio.timeout(WEB_SEND_S):
+                await response.prepare(request)
+                await response.write_eof()
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        response.body = None  # the connection keeps the response until the next one
 
     def _is_current(self, tls: Tls, transport: Any) -> bool:
         """Whether its certificate was verified by the authorities of now."""
