@@ -24,7 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvstore.client import Client
 from kvstore.remote import Node, NodeError, NotAllowed, NotFound, NotKnown, Selector, Unreachable
-from kvstore.tools.rpc.calls import CALLS_OF_ONE_MAX
+from kvstore.tools.rpc.calls import OPEN_OF_ONE_MAX
 from kvstore.tools.rpc.server import CALLS_MAX, CONNECTIONS_MAX
 from kvstore.v1 import cache_pb2
 from tests.region.regions import chain, read, space_of, store
@@ -294,7 +294,7 @@ def test_who_watches_keeps_no_probe_out(attacked: Attacked) -> None:
             failed: Any = error
             assert failed.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, failed
             refused += 1
-    assert refused == len(watches) - CALLS_OF_ONE_MAX
+    assert refused == len(watches) - OPEN_OF_ONE_MAX
     assert stub.Check(health_pb2.HealthCheckRequest(), timeout=30).status
     for line in lines:
         line.close()

@@ -9,9 +9,8 @@ import resource
 import socket
 import struct
 import time
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from itertools import count
 from threading import Event
 from typing import Any
@@ -21,8 +20,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvstore.tools.rpc import calls, streams
-from kvstore.tools.rpc.calls import ACCESS
+from kvstore.tools.rpc.calls import ACCESS, OPEN_OF_ONE_MAX
 from kvstore.tools.rpc.server import CALLS_MAX
+from tests.rpc.raw import DATA, RST_STREAM, kinds_of_frames, opened
 from tests.rpc.reflecting import Reflecting, reason
 from tests.rpc.serving import Serving, child_of, door_here, door_of, resident_bytes, serving, target_of, until
 from tests.rpc.spaces import Space, named
@@ -191,6 +191,7 @@ def test_who_is_too_slow_is_out(
 ) -> None:
     """A Put that begins nothing, stops, or sends less than its slots are worth is over, whatever deadline it has: in a line, and its
     slots are free."""
+    monkeypatch.setattr(calls, "PAUSE_S", 0.5)
     monkeypatch.setattr(streams, "PAUSE_S", 0.5)
     space = Space(few, "slow", 1 << 20)
     with door_here(narrow.place.socket) as target:
@@ -294,31 +295,6 @@ def test_garbage_ends_its_own_connection(narrow: Serving, few: Reflecting) -> No
     assert few("CacheService/ListNamespaces") is not None
 
 
-def opened(count: int) -> bytes:
-    """What a client says that watches the health so often on one connection, whatever the server allows."""
-    fields = {b":method": b"POST", b":scheme": b"http", b":path": b"/grpc.health.v1.Health/Watch"}
-    fields |= {b":authority": b"a", b"te": b"trailers", b"content-type": b"application/grpc"}
-    block = b"".join(bytes([0, len(k)]) + k + bytes([len(v)]) + v for k, v in fields.items())
-    found = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes([0, 0, 0, 4, 0]), bytes(4)]
-    for stream in range(1, 2 * count, 2):
-        number = struct.pack(">I", stream)
-        found += [struct.pack(">I", len(block))[1:], bytes([1, 4]), number, block]
-        found += [struct.pack(">I", 5)[1:], bytes([0, 1]), number, bytes(5)]
-    return b"".join(found)
-
-
-def kinds_of_frames(peer: socket.socket) -> Counter[int]:
-    """Of all that comes until nothing does."""
-    came, found, at = b"", Counter[int](), 0
-    with suppress(TimeoutError):
-        while more := peer.recv(1 << 16):
-            came += more
-    while at + 9 <= len(came):
-        found[came[at + 3]] += 1
-        at += 9 + int.from_bytes(came[at : at + 3], "big")
-    return found
-
-
 def test_more_streams_than_a_connection_may_have(narrow: Serving, few: Reflecting) -> None:
     """A thousand on each of some connections, `make soak`: of 10,000: those beyond the limits are refused, memory is bounded, and
     others are answered meanwhile and afterwards."""
@@ -330,9 +306,8 @@ def test_more_streams_than_a_connection_may_have(narrow: Serving, few: Reflectin
     with ExitStack() as held, socket.create_connection((address[0], int(address[1])), 5.0) as one:
         one.settimeout(1.0)
         one.sendall(said)
-        answered, reset = 0, 3  # DATA and RST_STREAM
         frames = kinds_of_frames(one)
-        assert (frames[answered], frames[reset]) == (CALLS_MAX, 1000 - CALLS_MAX)
+        assert frames[DATA] == OPEN_OF_ONE_MAX and 0 < frames[RST_STREAM] <= 1000 - CALLS_MAX
         for _ in range(count):
             try:
                 peer = held.enter_context(socket.create_connection((address[0], int(address[1])), 5.0))

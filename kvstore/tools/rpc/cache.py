@@ -18,7 +18,7 @@ from kvstore.tools.rpc import pieces
 from kvstore.tools.rpc.calls import Call, json_of
 from kvstore.tools.rpc.node import Node
 from kvstore.tools.rpc.spaces import Spaces, column_sizes
-from kvstore.tools.rpc.streams import START_BYTES_MAX, Get, Put, Run, Streams, next_message
+from kvstore.tools.rpc.streams import START_BYTES_MAX, Get, Put, Run, Streams
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1 import types_pb2
 from kvstore.v1.types_pb2 import NamespaceSelector
@@ -153,7 +153,13 @@ class Cache:
             await Get(self._streams, client, run, wait_s, is_slow).send(call)
 
     async def put(self, call: Call) -> None:
-        piece = pieces.read(await next_message(call) or b"")
+        async with self._streams.open(call) as client:  # before a message comes: it may be a large one
+            run = await self._begun(call)
+            await Put(self._streams, client, run).receive(call)
+
+    async def _begun(self, call: Call) -> Run:
+        """What the first message of a Put says. Raises KvstoreError."""
+        piece = pieces.read(await call.next() or b"")
         if len(piece.start) > START_BYTES_MAX:
             raise BadRequest(f"start: {len(piece.start)} bytes; at most {START_BYTES_MAX} are allowed")
         if piece.data:
@@ -167,9 +173,7 @@ class Cache:
                 "start: with the hashes of at least one block, it is required of the first message"
             )
         space = await self._spaces.one(call, start.namespace)
-        run = _run(space, start.hashes, start.parent, frames.LEASE_HASHES_MAX)
-        async with self._streams.open(call) as client:
-            await Put(self._streams, client, run).receive(call)
+        return _run(space, start.hashes, start.parent, frames.LEASE_HASHES_MAX)
 
     # -- rules --
 

@@ -5,6 +5,9 @@
                 ▼                   ▼                  ▼
           UNAUTHENTICATED   PERMISSION_DENIED   google.rpc.Status: code, ErrorInfo, RetryInfo
 
+Whatever the method, gRPC hands a call over with its headers: what is said above is looked at before anything of a message is read. A
+call counts as under way until its last answer is taken, or it is gone.
+
 A servicer has a coroutine for each of its service's methods, of the method's name in snake_case. It takes a `Call` and, where
 the client sends one message, the request; it returns the answer or, where it sends several, calls `call.write`. It raises
 KvstoreError; a bug of ours is logged and becomes INTERNAL. The deadline of a call is `call.until`; a call without one has
@@ -19,9 +22,11 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
+from weakref import WeakValueDictionary
 
 import grpc
 import msgspec
@@ -47,7 +52,13 @@ from kvstore.security.identity import Gate, bearer
 from kvstore.security.principals import Access, Principal
 
 CALL_S = 30.0  # of a call whose client sets no deadline
-CALLS_OF_ONE_MAX = 512  # under way, of one who asks; who is not known is one, too
+PAUSE_S = 30.0  # that a client may send nothing for, where a message is expected
+ALL_CALLS_MAX = 1024  # under way …
+CALLS_OF_ONE_MAX = 512  # … of one who asks …
+OPEN_CALLS_MAX = 256  # … of all who need not be known …
+OPEN_OF_ONE_MAX = 64  # … and of one address, at one method
+MESSAGES_OF_ONE_MAX = 64  # of which a part has come: more are not read before those are whole
+OPEN_MESSAGES_OF_ONE_MAX = 8
 LARGE_BYTES = 1 << 20  # an answer with more is a large one …
 LARGE_BYTES_MAX = (
     256 << 20
@@ -170,6 +181,12 @@ class Call:
         except grpc.aio.InternalError as error:  # the client is gone; its call is about to be cancelled
             raise asyncio.CancelledError from error
 
+    async def next(self) -> Any:
+        """What the client sends next; None: nothing. Raises TimeoutError."""
+        async with within(PAUSE_S, "nothing came"):
+            message = await self.context.read()
+        return None if message is grpc.aio.EOF else message
+
     async def messages(self) -> AsyncIterator[Any]:
         """What the client sends, until it has no more."""
         while (message := await self.context.read()) is not grpc.aio.EOF:
@@ -182,7 +199,9 @@ class Calls:
     def __init__(self, gate: Gate) -> None:
         self.taken: Counter[tuple[str, str]] = Counter()
         self._gate = gate
-        self._underway: Counter[str] = Counter()
+        self._underway: Counter[str] = Counter()  # by who asks
+        self._open_underway = 0  # of those, of who need not be known
+        self._reading: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._large_bytes = 0
         self.sockname: tuple[str, int] | None = None
 
@@ -203,39 +222,37 @@ class Calls:
         # One message is parsed once it is known who sent it.
         coding: Any = (parse if method.client_streaming and not is_raw else None, _serialized)
 
-        async def many(_: object, context: Any) -> Any:
-            return await self._pass(name, access, context, None, work)
+        async def passed(_: object, context: Any) -> Any:
+            return await self._pass(name, access, context, None if method.client_streaming else parse, work)
 
-        async def one(message: bytes, context: Any) -> Any:
-            return await self._pass(name, access, context, lambda: _whole(parse(message)), work)
-
-        make: Any = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[method.client_streaming, method.server_streaming]
-        return make(many if method.client_streaming else one, *coding)  # type: ignore[no-any-return]
+        # As if the client sent a stream: of a call with one message we would hear only when all of that has come.
+        make: Any = (
+            grpc.stream_stream_rpc_method_handler
+            if method.server_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        return make(passed, *coding)  # type: ignore[no-any-return]
 
     async def _pass(
         self,
         method: str,
         access: Access | Literal["known", "open"],
         context: Any,
-        read: Callable[[], Message] | None,
+        parse: Callable[[bytes], Message | None] | None,
         work: Callable[..., Awaitable[Any]],
     ) -> Any:
+        """parse: where the client sends one message."""
         who, outcome, request = "", "CANCELLED", None
         try:
             principal = self._admitted(method, access, context)
             who = str(principal)
-            self._underway[who] += 1
-            if self._underway[who] > CALLS_OF_ONE_MAX:
-                raise LimitExceeded(f"{CALLS_OF_ONE_MAX} calls of {who} are under way")
-            request = read() if read is not None else None
+            self._count(who, access == "open", context)
             left_s = context.time_remaining()
             until = time.monotonic() + (CALL_S if left_s is None else left_s)
-            answer = await work(Call(method, principal, until, context), *([request] if read else []))
+            call = Call(method, principal, until, context)
+            if parse is not None:
+                request = _whole(parse(await self._message(call, who, access == "open")))
+            answer = await work(call, *([request] if parse else []))
             content = self._bounded(answer, context) if answer is not None else None
             outcome = "OK"
             return content
@@ -245,14 +262,38 @@ class Calls:
         except Exception as error:  # noqa: BLE001 - the one place where a failure becomes a status
             status = rpc_status.to_status(status_of(error, method))
             outcome = status.code.name
-            await context.abort(status.code, status.details, status.trailing_metadata)
+            with suppress(grpc.aio.InternalError):  # the client is gone
+                await context.abort(status.code, status.details, status.trailing_metadata)
         finally:
             self.taken[method, outcome] += 1
-            self._underway[who] -= 1
-            if self._underway[who] <= 0:
-                del self._underway[who]
             if access in audit.AUDITED or method in _AUDITED_TOO:
                 _audit(who, access, method, request, outcome)
+
+    def _count(self, who: str, is_open: bool, context: Any) -> None:
+        """One more is under way, until it is gone: its handler may have ended long before. Raises LimitExceeded."""
+        of_one_max = OPEN_OF_ONE_MAX if is_open else CALLS_OF_ONE_MAX
+        if self._underway[who] >= of_one_max:
+            raise LimitExceeded(f"{of_one_max} calls of {who} are under way")
+        if is_open and self._open_underway >= OPEN_CALLS_MAX:
+            raise LimitExceeded(f"{OPEN_CALLS_MAX} calls of anybody are under way")
+        if self._underway.total() >= ALL_CALLS_MAX:
+            raise LimitExceeded(f"{ALL_CALLS_MAX} calls are under way")
+        self._underway[who] += 1
+        self._open_underway += is_open
+        context.add_done_callback(lambda _: self._gone(who, is_open))
+
+    def _gone(self, who: str, is_open: bool) -> None:
+        self._open_underway -= is_open
+        self._underway[who] -= 1
+        if not self._underway[who]:
+            del self._underway[who]
+
+    async def _message(self, call: Call, who: str, is_open: bool) -> bytes:
+        """The only one of a call. Raises BadRequest, TimeoutError."""
+        count_max = OPEN_MESSAGES_OF_ONE_MAX if is_open else MESSAGES_OF_ONE_MAX
+        async with self._reading.setdefault(who, asyncio.Semaphore(count_max)):
+            message: bytes | None = await call.next()
+        return _whole(message)
 
     def _bounded(self, answer: Message | bytes, context: Any) -> bytes:
         """As it is sent. Raises LimitExceeded."""
@@ -272,8 +313,9 @@ class Calls:
     def _admitted(self, method: str, access: Access | Literal["known", "open"], context: Any) -> Principal:
         """Who asks. Raises NotKnown, NotAllowed."""
         if access == "open":
-            # One for each method: who only watches keeps no probe out.
-            return Principal(-1, 0, frozenset(), f"anybody at {method}")
+            # One for each method: who only watches keeps no probe out; nor does another machine.
+            host = context.peer().rpartition(":")[0]
+            return Principal(-1, 0, frozenset(), f"anybody at {method} from {host}")
         principal = self._gate.principal(
             context.auth_context(), context.peer(), self.sockname, _token(context.invocation_metadata())
         )
@@ -282,6 +324,19 @@ class Calls:
         if principal.tenant is not None and method not in FOR_TENANTS:
             raise NotAllowed(f"{method}: is about all tenants, and {principal} asks as one")
         return principal
+
+
+@asynccontextmanager
+async def within(seconds: float, what: str) -> AsyncIterator[None]:
+    """Raises TimeoutError."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"{what} for {seconds:g} s") from error
 
 
 def status_of(error: Exception, method: str) -> status_pb2.Status:

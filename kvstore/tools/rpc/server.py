@@ -42,8 +42,7 @@ from kvstore.v1 import cache_pb2, nodes_pb2, reports_pb2
 MESSAGE_BYTES_MAX = 4 * MIB + 64 * 1024  # a piece of a record, and what is around it
 ANSWER_BYTES_MAX = 64 * MIB  # a document: one of 65,536 blocks has 8 MB
 METADATA_BYTES_MAX = 16 * 1024
-CALLS_MAX = 128  # under way on one connection
-ALL_CALLS_MAX = 1024  # … and on all of them
+CALLS_MAX = 128  # under way on one connection; of all: see calls.py
 CONNECTIONS_MAX = 1024
 HANDSHAKE_S = 10.0  # that whoever connects has for it: who says nothing is out
 AGE_GRACE_S_MAX = 300.0  # that calls may go on for after the connection's time is over
@@ -128,7 +127,7 @@ class Door:
         self._settings = settings
         self._services = services
         self._health = _Health([service.full_name for service in services])
-        self._server = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=ALL_CALLS_MAX)
+        self._server = grpc.aio.server(options=_options(settings))
         self.calls = Calls(gate)
         self._told = self.calls.taken.copy()
         names = [service.full_name for service in services]

@@ -26,15 +26,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import grpc
-
 from kvstore.client import Client, Namespace, ReadLease, Slot, WriteLease, copying
 from kvstore.constants import MIB
 from kvstore.errors import BadRequest, LimitExceeded, Unavailable
 from kvstore.ledger.explain import Space
 from kvstore.protocol.frames import CHECKSUM_BYTES, LEASE_HASHES_MAX
 from kvstore.tools.rpc import pieces
-from kvstore.tools.rpc.calls import Call
+from kvstore.tools.rpc.calls import PAUSE_S, Call, within
 from kvstore.tools.rpc.pieces import Piece, Sums
 from kvstore.tools.rpc.spaces import column_sizes
 from kvstore.v1.cache_pb2 import PutResponse
@@ -48,7 +46,6 @@ AHEAD_BYTES = 64 * MIB  # of records that slower tiers are asked for before they
 PUT_BYTES_MAX = 512 * MIB  # of the arena, that one Put holds …
 PUT_SHARE = 8  # … and at most one in so many of its bytes
 WINDOW_PIECES_MAX = 64  # of a Put: small ones take more memory than their bytes
-PAUSE_S = 30.0  # that a client may send nothing for, before its Put is over
 BYTES_PER_S_MIN = MIB  # of a Put beyond PAUSE_S: it holds slots that others could have
 START_BYTES_MAX = 64 * 1024  # of the first message of a Put: 512 hashes have 32 KiB
 PIECE_PUT_BYTES_MAX = 4 * MIB
@@ -304,7 +301,7 @@ class Put:
             wanted = list(self._filling)
             await call.write(PutResponse(wanted=PutResponse.Wanted(indexes=wanted, full=is_full)))
             all_s = PAUSE_S + len(wanted) * self._handle.record_bytes / BYTES_PER_S_MIN
-            async with _within(all_s, "not all came"):
+            async with within(all_s, "not all came"):
                 while window := await self._window(call):
                     await asyncio.shield(work)  # the window before
                     work = self._streams.begin(self._fill, window)
@@ -322,7 +319,7 @@ class Put:
         found: list[tuple[Filling, Piece]] = []
         size = 0
         while size < WINDOW_BYTES and len(found) < WINDOW_PIECES_MAX:
-            if (message := await next_message(call)) is None:
+            if (message := await call.next()) is None:
                 break
             piece = pieces.read(message)
             found.append((self._place(piece), piece))
@@ -378,23 +375,3 @@ class Put:
         true = {index: filling.sums.record for index, filling in self._filling.items() if filling.is_true}
         stored = self._lease.commit(true) if self._lease is not None else 0
         return stored, [index for index in self._filling if index not in true]
-
-
-async def next_message(call: Call) -> bytes | None:
-    """None: there is none. Raises TimeoutError."""
-    async with _within(PAUSE_S, "nothing came"):
-        message = await call.context.read()
-    return None if message is grpc.aio.EOF else message
-
-
-@contextlib.asynccontextmanager
-async def _within(seconds: float, what: str) -> AsyncIterator[None]:
-    """Raises TimeoutError."""
-    limit = asyncio.timeout(seconds)
-    try:
-        async with limit:
-            yield
-    except TimeoutError as error:
-        if not limit.expired():
-            raise
-        raise TimeoutError(f"{what} for {seconds:g} s") from error
