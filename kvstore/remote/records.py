@@ -25,6 +25,7 @@ PUT_MAX: Final = 512
 AROUND_BYTES_MAX: Final = 16 << 10  # of a message, beside its data
 DIGEST_BYTES: Final = 16
 Buffer = bytes | bytearray | memoryview
+FIELDS_MAX: Final = 64  # that are read by hand
 _VARINT_BYTES_MAX: Final = 10
 _INDEX, _OFFSET, _CHECKSUMS, _DATA = 0x10, 0x18, 0x22, 0x7A  # tags of the wire: field * 8 + type
 _HELD: Final = 0x08
@@ -52,7 +53,9 @@ def piece_of(message: bytes) -> Piece:
     view, at, end = memoryview(message), 0, len(message)
     index = offset = 0
     checksums, data = b"", view[:0]
-    while at < end:
+    for _ in range(FIELDS_MAX):
+        if at >= end:
+            return Piece(index, offset, checksums, data, end - len(data))
         tag = view[at]
         number, at = _varint(view, at + 1, end)
         if tag == _INDEX:
@@ -66,8 +69,8 @@ def piece_of(message: bytes) -> Piece:
                 data = view[at : at + number]
             at += number
         elif tag != _HELD or at > end:
-            return _parsed(message)
-    return Piece(index, offset, checksums, data, end - len(data))
+            break
+    return _parsed(message)
 
 
 def _parsed(message: bytes) -> Piece:

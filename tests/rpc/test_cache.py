@@ -13,8 +13,11 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from kvstore.client import Client
+from kvstore.errors import BadRequest
 from kvstore.ledger.vllm_hash import ALGORITHMS, DEFAULT_SEED, block_hashes, none_hash
 from kvstore.remote import Node, Selector
+from kvstore.tools.rpc import pieces
+from kvstore.v1 import cache_pb2
 from tests.rpc.reflecting import Reflecting, reason
 from tests.rpc.serving import Serving
 from tests.rpc.spaces import BLOCK_TOKENS, HASH_BYTES, Space, named
@@ -97,6 +100,44 @@ def test_a_piece_that_does_not_fit_ends_its_stream(
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT and why in refused.value.details()
     assert reason(refused.value) == "BAD_REQUEST"
     assert space.get(hashes) == (0, [])
+
+
+SMALL_FIELDS = b"\x10\x00" * (2 << 20)  # 4 MiB of "index: 0"
+OF_SMALL_THINGS = [
+    ("Put", [SMALL_FIELDS], "at most 65536 are allowed"),
+    ("Put", [b"", SMALL_FIELDS], "more than 64 fields"),
+    ("RegisterNamespace", {"columns": [1] * 1025}, "columns: 1025 of them: at most 1024"),
+    ("RegisterNamespace", {"fields": {str(n): "" for n in range(65)}}, "fields: 65 of them: at most 64"),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "sent", "why"), OF_SMALL_THINGS, ids=["start", "piece", "columns", "fields"]
+)
+def test_a_message_has_no_more_small_things_than_it_needs(
+    client: Reflecting, method: str, sent: Any, why: str
+) -> None:
+    """Each takes its time, in which nobody else is answered: they are counted, and refused in a line."""
+    space = Space(client, "small things")
+    if method == "Put":
+        start = cache_pb2.PutRequest(**space.start(named(1, why))).SerializeToString()
+        call: Any = client.channel.stream_stream("/kvstore.v1.CacheService/Put")
+        with pytest.raises(grpc.RpcError) as refused:
+            list(call(iter([message or start for message in sent]), timeout=60))
+    else:
+        with pytest.raises(grpc.RpcError) as refused:
+            client("CacheService/RegisterNamespace", namespace={"digest": space.digest, **sent})
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT and why in refused.value.details()
+
+
+def test_pieces_are_read_with_fields_of_later_versions() -> None:
+    """As many as may be, beside the data; one more is refused."""
+    piece = cache_pb2.PutRequest(index=3, offset=4, data=b"data").SerializeToString()
+    later = b"\xa2\x06\x03abc" * (pieces.FIELDS_MAX - 3)  # field 100
+    found = pieces.read(later + piece)
+    assert (found.record, found.offset, bytes(found.data)) == (3, 4, b"data")
+    with pytest.raises(BadRequest, match="more than 64 fields"):
+        pieces.read(later + b"\x10\x00" + piece)
 
 
 def test_lookup_tells_what_is_held_and_why_not_more(client: Reflecting) -> None:

@@ -22,10 +22,12 @@ from kvstore.tools.rpc.streams import START_BYTES_MAX, Get, Put, Run, Streams
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1 import types_pb2
 from kvstore.v1.types_pb2 import NamespaceSelector
+from tiers.checksum import COLUMNS_MAX
 
 TOKENS_MAX = 1 << 20
 TOKENS_IN_LOOP_MAX = 2048  # more are hashed in a thread
 NAMESPACES_IN_PAGE = 64
+FIELDS_MAX = 64  # of a namespace, as the daemon's socket has it
 
 _TIERS: Final = {
     outcomes.HIT_DRAM: types_pb2.TIER_DRAM,
@@ -159,9 +161,10 @@ class Cache:
 
     async def _begun(self, call: Call) -> Run:
         """What the first message of a Put says. Raises KvstoreError."""
-        piece = pieces.read(await call.next() or b"")
-        if len(piece.start) > START_BYTES_MAX:
-            raise BadRequest(f"start: {len(piece.start)} bytes; at most {START_BYTES_MAX} are allowed")
+        message = await call.next() or b""
+        if len(message) > START_BYTES_MAX:
+            raise BadRequest(f"start: {len(message)} bytes; at most {START_BYTES_MAX} are allowed")
+        piece = pieces.read(message)
         if piece.data:
             raise BadRequest("data: begins with the second message")
         try:
@@ -272,6 +275,12 @@ class Cache:
         self, call: Call, request: pb.RegisterNamespaceRequest
     ) -> pb.RegisterNamespaceResponse:
         n = request.namespace
+        for name, count, most in (
+            ("fields", len(n.fields), FIELDS_MAX),
+            ("columns", len(n.columns), COLUMNS_MAX),
+        ):
+            if count > most:  # looked at before they are copied
+                raise BadRequest(f"namespace.{name}: {count} of them: at most {most} are allowed")
         register = frames.Register(
             n.digest, n.record_bytes, n.hash_bytes, n.block_tokens, dict(n.fields), list(n.columns)
         )
@@ -296,11 +305,11 @@ def _runs(by_block: Sequence[int]) -> list[types_pb2.Run]:
 def _run(space: Space, hashes: bytes, parent: bytes, most: int) -> Run:
     """Raises BadRequest."""
     size = space["hash_bytes"]
-    split = [hashes[at : at + size] for at in range(0, len(hashes), size)]
-    if not split or len(split[-1]) != size:
+    if not hashes or len(hashes) % size:
         raise BadRequest(f"hashes: {len(hashes)} bytes; a multiple of {size}, and more than 0, is required")
-    if len(split) > most:
-        raise BadRequest(f"hashes: {len(split)} blocks; at most {most} are allowed")
+    if len(hashes) > most * size:
+        raise BadRequest(f"hashes: {len(hashes) // size} blocks; at most {most} are allowed")
+    split = [hashes[at : at + size] for at in range(0, len(hashes), size)]
     if len(parent) not in (0, size):
         raise BadRequest(f"parent: {len(parent)} bytes; 0 or {size} are required")
     if len({*split, parent}) <= len(split):

@@ -19,6 +19,8 @@ from kvstore.v1 import cache_pb2
 from tiers import copying
 from tiers.checksum import joined
 
+FIELDS_MAX = 64  # of a message, known or not: each takes time that others wait
+
 _START, _INDEX, _OFFSET, _CHECKSUMS, _DATA = (
     cache_pb2.PutRequest.DESCRIPTOR.fields_by_name[name].number
     for name in ("start", "index", "offset", "checksums", "data")
@@ -45,10 +47,12 @@ def written(index: int, offset: int, checksums: bytes, data: memoryview) -> byte
 
 def read(message: bytes) -> Piece:
     """Raises BadRequest."""
-    view, at = memoryview(message), 0
+    view, at, fields = memoryview(message), 0, 0
     numbers, texts = {_INDEX: 0, _OFFSET: 0}, {_START: view[:0], _CHECKSUMS: view[:0], _DATA: view[:0]}
     try:
         while at < len(view):
+            if (fields := fields + 1) > FIELDS_MAX:
+                raise BadRequest(f"more than {FIELDS_MAX} fields in a PutRequest")
             tag, at = _number(view, at)
             field, kind = tag >> 3, tag & 7
             if kind == _VARINT:
