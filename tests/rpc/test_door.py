@@ -37,7 +37,7 @@ GROWTH_BYTES_MAX = 64 << 20  # of the process, whatever is done to it
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """A door with few streams, and a namespace with records of 1 MiB."""
     path = tmp_path_factory.mktemp("narrow")
-    grant = f'token_sha256 = "{hashlib.sha256(b"another").hexdigest()}"\nlabel = "another"\nroles = ["read"]'
+    grant = f'token_sha256 = "{hashlib.sha256(b"another").hexdigest()}"\nlabel = "another"\nroles = ["write"]'
     (path / "access.toml").write_text(f"[[grant]]\n{grant}\n")
     settings = f"grpc.streams_max={STREAMS_MAX}", f"security.access_file={path / 'access.toml'}"
     with serving(Place(path), *settings) as found:
@@ -147,6 +147,31 @@ def test_slow_readers_hold_no_leases(narrow: Serving, few: Reflecting) -> None:
     for stream, reader in zip(streams, readers, strict=True):
         stream.cancel()
         reader.close()
+
+
+def test_who_writes_leaves_others_their_slots(narrow: Serving, few: Reflecting) -> None:
+    """All Puts of one who asks hold a quarter of the arena at most, though they send nothing: another one may store meanwhile. The
+    end of one makes room."""
+    space, held, end = Space(few, "hoarded", 1 << 20), list[Any](), Event()
+    other = Reflecting(narrow.target, "another")
+
+    def messages(salt: str) -> Iterator[dict[str, Any]]:
+        yield space.start(named(4, salt))
+        end.wait(TIMEOUT_S)
+
+    def wanted(client: Reflecting, salt: str) -> tuple[int, bool]:
+        held.append(client.start("CacheService/Put", messages(salt)))
+        answer = next(held[-1]).wanted
+        return len(answer.indexes), answer.full
+
+    assert [wanted(few, str(number)) for number in range(OF_ONE_MAX)] == [(2, True), (2, True), (0, True)]
+    assert wanted(other, "another") == (2, True)
+    for stream in held:
+        stream.cancel()
+    end.set()
+    until(lambda: leases_of(narrow) == 0, "the slots are given back")
+    assert space.put(named(2, "again"), [space.record(n) for n in range(2)])[1].blocks == 2
+    other.close()
 
 
 def leases_of(node: Serving) -> int:

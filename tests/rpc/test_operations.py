@@ -34,6 +34,7 @@ def call_of(principal: Principal, method: str = "ModelService/PreloadModel") -> 
 
 CALL = call_of(Principal(0, 1, EVERYTHING))
 VIEWER = call_of(Principal(-1, 0, frozenset({"view"}), "a viewer"))
+PUBLISHER = call_of(Principal(-1, 0, frozenset({"publisher"}), "a publisher"))
 SHOW = ["config", "show", JSON]
 SETTINGS = {
     **dict.fromkeys(operations._FOR_COMMANDS, "/a/file"),
@@ -224,6 +225,40 @@ def test_no_more_than_so_many(patience: list[str], monkeypatch: pytest.MonkeyPat
         assert [one.id for one in known.newest(CALL)] == [begun[2].id, begun[1].id]
         with pytest.raises(NotFound):
             known.get(CALL, begun[0].id)
+
+    run(work)
+
+
+def test_one_who_asks_leaves_others_their_share(patience: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of operations and of short commands: who has three quarters is refused, and another one is not, until all are taken."""
+    monkeypatch.setattr(operations, "OPERATIONS_MAX", 2)
+    monkeypatch.setattr(operations, "ASKED_MAX", 2)
+
+    async def work(known: Operations) -> None:
+        asking = [asyncio.create_task(known.ask(VIEWER, patience))]
+        while not children():
+            await asyncio.sleep(0.01)
+        with pytest.raises(LimitExceeded, match="2 short calls at a time are allowed, 1 of one who asks"):
+            await known.ask(VIEWER, SHOW)
+        assert "region" in await known.ask(CALL, SHOW)
+        asking.append(asyncio.create_task(known.ask(CALL, patience)))
+        while len(children()) < 2:
+            await asyncio.sleep(0.01)
+        with pytest.raises(LimitExceeded, match="2 short calls"):
+            await known.ask(PUBLISHER, SHOW)
+        for one in asking:
+            one.cancel()
+        await asyncio.wait(asking)
+        assert "region" in await known.ask(VIEWER, SHOW)
+        begun = [await known.begin(CALL, "", patience)]
+        with pytest.raises(LimitExceeded, match="2 operations at a time are allowed, 1 of one who asks"):
+            await known.begin(CALL, "", patience)
+        begun.append(await known.begin(PUBLISHER, "", patience))
+        with pytest.raises(LimitExceeded, match="2 operations"):
+            await known.begin(VIEWER, "", patience)
+        known.cancel(CALL, begun[0].id)
+        await ended(known, begun[0].id)
+        await known.begin(CALL, "", patience)
 
     run(work)
 

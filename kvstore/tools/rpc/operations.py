@@ -21,6 +21,7 @@ import secrets
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from os import killpg
@@ -38,6 +39,7 @@ from tiers.together import Group
 
 OPERATIONS_MAX: Final = 8  # under way
 ASKED_MAX: Final = 4  # short ones, at once
+SHARE_MAX: Final = 3 / 4  # of both, of one who asks
 OPERATIONS_KEPT: Final = 32  # that have ended
 DOCUMENT_BYTES_MAX: Final = 3 << 20  # below what gRPC clients take of one message, unless they say otherwise
 LINE_CHARS_MAX: Final = 1000
@@ -64,6 +66,7 @@ class Work:
         self.told.state = Operation.STATE_RUNNING
         self.told.begun.GetCurrentTime()
         self.is_cancelled = False
+        self.who = str(call.principal)
         self._words = [sys.executable, "-P", "-m", "kvstore", "--child", *words]
         self._process: subprocess.Popen[bytes] | None = None
         self._complaint = self._line = ""
@@ -158,14 +161,14 @@ class Operations:
         """settings: asks the daemon for those in force, until a deadline (monotonic)."""
         self.settings = settings
         self._works: dict[str, Work] = {}  # in the order in which they began
-        self._asked = 0
+        self._asked: Counter[str] = Counter()  # by who asks
         self._tasks = Tasks(Problems("operations"))
 
     async def begin(self, call: Call, subject: str, words: list[str]) -> Operation:
         """Raises LimitExceeded, Failed, NotAllowed, and what asking the daemon raises."""
         work = await self._work(call, subject, words)
-        if sum(not one.has_ended for one in self._works.values()) >= OPERATIONS_MAX:
-            raise LimitExceeded(f"{plural(OPERATIONS_MAX, 'operation')} at a time are allowed")
+        underway = Counter(one.who for one in self._works.values() if not one.has_ended)
+        _require_room(underway, work.who, OPERATIONS_MAX, "operation")
         self._works[work.told.id] = work
         ended = [name for name, one in self._works.items() if one.has_ended]
         for name in ended[: max(0, len(ended) - OPERATIONS_KEPT)]:
@@ -175,15 +178,15 @@ class Operations:
 
     async def ask(self, call: Call, words: list[str]) -> str:
         """The document of a command that takes a moment. Raises as `begin`, and what its exit code says."""
-        if self._asked >= ASKED_MAX:
-            raise LimitExceeded(f"{plural(ASKED_MAX, 'call')} of this kind at a time are allowed")
-        self._asked += 1
+        who = str(call.principal)
+        _require_room(self._asked, who, ASKED_MAX, "short call")
+        self._asked[who] += 1
         try:
             work = await self._work(call, "", words)
             async with asyncio.timeout(call.left_s):
                 await work.run()
         finally:
-            self._asked -= 1
+            self._asked -= Counter([who])
         told = work.told
         if told.state == Operation.STATE_FAILED and not told.document_json:
             raise _REFUSALS.get(told.exit_code, Failed)(told.problem)
@@ -228,6 +231,13 @@ class Operations:
             raise Failed("regions_file is not set: this node is in no region")
         options = [f"--set={key}={settings[key]}" for key in _FOR_COMMANDS]
         return Work(call, subject, [*words, "--config=/dev/null", *options])
+
+
+def _require_room(underway: Counter[str], who: str, most: int, what: str) -> None:
+    """For one more of who asks. Raises LimitExceeded."""
+    of_one_max = max(1, int(most * SHARE_MAX))
+    if underway.total() >= most or underway[who] >= of_one_max:
+        raise LimitExceeded(f"{plural(most, what)} at a time are allowed, {of_one_max} of one who asks")
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,7 @@ A window is WINDOW_BYTES of records, or a part of one that is larger. Two are in
 being copied. A lease covers some windows, and is given back when its client did not take one within LEASE_HELD_S: whoever reads
 slowly holds its place, two windows and no slot, until its deadline or the age of its connection: gRPC has no other end for a
 message that is on its way. Whoever writes slowly holds slots until PAUSE_S, until its bytes had BYTES_PER_S_MIN for so
-long, or until its deadline. There are `streams_max` of them at a time, each with a connection to the daemon of its own, because an
+long, or until its deadline, and all that one who asks writes holds a quarter of the arena at most. There are `streams_max` of them at a time, each with a connection to the daemon of its own, because an
 acquire waits for slower tiers; the arena is mapped once for all. Who asks has three quarters of them at most, so that one who has
 many leaves room for others.
 """
@@ -44,7 +44,8 @@ LEASE_SHARE = 32  # … and at most one in so many bytes of the arena, but one w
 LEASE_HELD_S = 0.1  # while its client takes nothing
 AHEAD_BYTES = 64 * MIB  # of records that slower tiers are asked for before they are acquired
 PUT_BYTES_MAX = 512 * MIB  # of the arena, that one Put holds …
-PUT_SHARE = 8  # … and at most one in so many of its bytes
+PUT_SHARE = 8  # … and at most one in so many of its bytes; …
+PUTS_SHARE = 4  # … all of one who asks: one in so many
 WINDOW_PIECES_MAX = 64  # of a Put: small ones take more memory than their bytes
 BYTES_PER_S_MIN = MIB  # of a Put beyond PAUSE_S: it holds slots that others could have
 START_BYTES_MAX = 64 * 1024  # of the first message of a Put: 512 hashes have 32 KiB
@@ -77,6 +78,8 @@ class Streams:
         self._underway: Counter[str] = Counter()  # by who asks
         self._threads = ThreadPoolExecutor(2 * streams_max, "kvstore-grpc-stream")
         self._handles: dict[tuple[str, int], Namespace] = {}
+        self._guard = threading.Lock()  # of these:
+        self._put_bytes: Counter[str] = Counter()  # of the arena, that Puts hold, by who asks
 
     @contextlib.asynccontextmanager
     async def open(self, call: Call) -> AsyncIterator[Client]:
@@ -110,6 +113,19 @@ class Streams:
                 del self._handles[next(iter(self._handles))]
             self._handles[key] = known
         return known
+
+    def take(self, who: str, size_bytes: int, record_bytes: int, arena_bytes: int) -> int:
+        """As many records of a Put as who asks may hold besides. They are given back by `give`."""
+        with self._guard:
+            held = self._put_bytes[who]
+            allowed = max(0, arena_bytes // PUTS_SHARE - held) // record_bytes
+            count = min(size_bytes // record_bytes, allowed if held else max(1, allowed))
+            self._put_bytes[who] += count * record_bytes
+            return count
+
+    def give(self, who: str, size_bytes: int) -> None:
+        with self._guard:
+            self._put_bytes -= Counter({who: size_bytes})
 
     def begin(self, work: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         """Do this in a thread. It goes on to its end, whatever becomes of the call: see `over`."""
@@ -291,11 +307,13 @@ class Put:
         self._handle = streams.handle(run.space)
         self._sizes = column_sizes(run.space)
         self._lease: WriteLease | None = None
+        self._held_bytes = 0
         self._filling: dict[int, Filling] = {}
 
     async def receive(self, call: Call) -> None:
         """All of it. What does not come is not stored."""
-        work: asyncio.Future[Any] = self._streams.begin(self._reserve, call.until)
+        who = str(call.principal)
+        work: asyncio.Future[Any] = self._streams.begin(self._reserve, who, call.until)
         try:
             is_full = await asyncio.shield(work)
             wanted = list(self._filling)
@@ -313,6 +331,7 @@ class Put:
             await over(work)
             if self._lease is not None:
                 self._lease.abort()
+            self._streams.give(who, self._held_bytes)
 
     async def _window(self, call: Call) -> list[tuple[Filling, Piece]]:
         """The next pieces, and where they go; none: there are no more. Raises BadRequest, TimeoutError."""
@@ -351,12 +370,21 @@ class Put:
 
     # -- in a thread --
 
-    def _reserve(self, until: float) -> bool:
+    def _reserve(self, who: str, until: float) -> bool:
         """Have slots; whether there is no room for some."""
         hashes, arena_bytes = self._run.hashes, reached(lambda: self._client.arena, until).size_bytes
-        most = max(1, min(PUT_BYTES_MAX, arena_bytes // PUT_SHARE) // self._handle.record_bytes)
+        record_bytes = self._handle.record_bytes
+        most_bytes = max(record_bytes, min(PUT_BYTES_MAX, arena_bytes // PUT_SHARE))
+        asked_bytes = min(most_bytes, len(hashes) * record_bytes)
+        most = self._streams.take(who, asked_bytes, record_bytes, arena_bytes)
+        self._held_bytes = most * record_bytes
+        if not most:
+            return True
         reserve = partial(self._client.reserve, self._handle, hashes[:most], self._run.parent)
         self._lease = lease = reached(reserve, until)
+        granted_bytes = len(lease.slots) * record_bytes
+        self._streams.give(who, self._held_bytes - granted_bytes)
+        self._held_bytes = granted_bytes
         self._filling = {slot.index: Filling(n, slot, self._sizes) for n, slot in enumerate(lease.slots)}
         return lease.full or most < len(hashes)
 
