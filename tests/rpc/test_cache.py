@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -19,7 +20,7 @@ from kvstore.remote import Node, Selector
 from kvstore.tools.rpc import pieces
 from kvstore.v1 import cache_pb2
 from tests.rpc.reflecting import Reflecting, reason
-from tests.rpc.serving import Serving
+from tests.rpc.serving import Serving, until
 from tests.rpc.spaces import BLOCK_TOKENS, HASH_BYTES, Space, named
 
 
@@ -138,6 +139,31 @@ def test_pieces_are_read_with_fields_of_later_versions() -> None:
     assert (found.record, found.offset, bytes(found.data)) == (3, 4, b"data")
     with pytest.raises(BadRequest, match="more than 64 fields"):
         pieces.read(later + b"\x10\x00" + piece)
+
+
+def test_streams_keep_no_namespaces(client: Reflecting, node: Serving) -> None:
+    """However many are stored and read while other streams go on: each connection to the daemon, which counts what they
+    register, has the last one or two."""
+    spaces = [Space(client, f"passing {number}") for number in range(12)]
+    for space in spaces:
+        hashes = named(1, "passing")
+        assert space.put(hashes, [space.record(1)])[1].blocks == 1
+        assert client("CacheService/Prefetch", namespace=space.selector, hashes=hashes[0]).blocks == 0
+        assert space.get(hashes) == (1, [space.record(1)])
+    with Client(node.place.socket, 10.0, attach=False) as local:
+        ours = [one["namespaces"] for one in local.clients() if "grpc" in one["label"]]
+    assert ours and max(ours) <= 2
+
+
+def test_one_namespace_is_registered_at_once_by_several(client: Reflecting, node: Serving) -> None:
+    """Each is told that it is known, and none stays registered."""
+    with ThreadPoolExecutor(4) as threads:
+        for number in range(5):
+            list(threads.map(lambda _, n=number: Space(client, f"at once {n}"), range(4)))
+    with Client(node.place.socket, 10.0, attach=False) as local:
+        until(lambda: not any("at once" in one["model"] for one in local.clients()), "none stays registered")
+    known = [space.fields["model"] for space in client("CacheService/ListNamespaces").namespaces]
+    assert sum(model.startswith("at once") for model in known) == 5
 
 
 def test_lookup_tells_what_is_held_and_why_not_more(client: Reflecting) -> None:

@@ -46,6 +46,7 @@ class Cache:
         self._node = node
         self._spaces = Spaces(node)
         self._streams = streams
+        self._registering = asyncio.Lock()
 
     # -- what is held --
 
@@ -78,7 +79,7 @@ class Cache:
         space = await self._spaces.one(call, request.namespace)
         run = _run(space, request.hashes, request.parent, frames.HASHES_MAX)
         async with self._streams.open(call) as client:
-            prefetch = client.prefetch, self._streams.handle(space), run.hashes, run.parent
+            prefetch = client.prefetch, self._streams.handle(client, space), run.hashes, run.parent
             blocks = await self._streams.begin(*prefetch)
         return pb.PrefetchResponse(blocks=blocks)
 
@@ -284,9 +285,10 @@ class Cache:
         register = frames.Register(
             n.digest, n.record_bytes, n.hash_bytes, n.block_tokens, dict(n.fields), list(n.columns)
         )
-        registered = await self._node.ask(_checked(register), call.until, frames.Registered)
-        # It stays known without us: among the last ones that nobody uses, and for good once it holds something.
-        await self._node.ask(frames.Unregister(registered.namespace), call.until, frames.Done)
+        # By a connection that uses nothing else, and ends: it stays known without us, among the last ones that nobody uses, and
+        # for good once it holds something. One at a time: connections are few.
+        async with self._registering:
+            await self._node.ask(_checked(register), call.until, frames.Registered, slow=True)
         self._spaces.forget()
         return pb.RegisterNamespaceResponse()
 

@@ -54,8 +54,6 @@ ACQUIRE_S = 0.25  # of one wait for slower tiers: so soon an end of the call is 
 AGAIN_S = 0.1  # between two tries to reach a daemon that is away
 CLIENT_S = 5.0  # of one request
 
-HANDLES_MAX = 1024  # namespaces that streams have used last
-
 log = logging.getLogger("kvstore.grpc")
 
 T = TypeVar("T")
@@ -77,7 +75,7 @@ class Streams:
         self._idle: list[Client] = []
         self._underway: Counter[str] = Counter()  # by who asks
         self._threads = ThreadPoolExecutor(2 * streams_max, "kvstore-grpc-stream")
-        self._handles: dict[tuple[str, int], Namespace] = {}
+        self._handles: dict[Client, Namespace] = {}
         self._guard = threading.Lock()  # of these:
         self._put_bytes: Counter[str] = Counter()  # of the arena, that Puts hold, by who asks
 
@@ -102,16 +100,14 @@ class Streams:
             if not self._underway[who]:
                 del self._underway[who]
 
-    def handle(self, space: Space) -> Namespace:
-        """The namespace, for a client."""
-        key = space["digest"], space["block_tokens"]
-        if (known := self._handles.get(key)) is None:
+    def handle(self, client: Client, space: Space) -> Namespace:
+        """The namespace, for a client. It has the one that it used last, and no other: the daemon counts those of all together."""
+        known, asked = self._handles.get(client), (bytes.fromhex(space["digest"]), space["block_tokens"])
+        if known is None or (known.digest, known.block_tokens) != asked:
             columns = column_sizes(space) if space["column_runs"] else ()
             sizes = space["record_bytes"], space["hash_bytes"], space["block_tokens"]
-            known = Namespace(bytes.fromhex(space["digest"]), *sizes, space["fields"], columns)
-            if len(self._handles) >= HANDLES_MAX:
-                del self._handles[next(iter(self._handles))]
-            self._handles[key] = known
+            known = Namespace(asked[0], *sizes, space["fields"], columns)
+            self._handles[client] = known
         return known
 
     def take(self, who: str, size_bytes: int, record_bytes: int, arena_bytes: int) -> int:
@@ -175,7 +171,7 @@ class Get:
     def __init__(self, streams: Streams, client: Client, run: Run, wait_s: float, is_slow: bool) -> None:
         """wait_s: for slower tiers, at a time. is_slow: some are not in DRAM."""
         self._streams, self._client, self._run, self._wait_s = streams, client, run, wait_s
-        self._handle = streams.handle(run.space)
+        self._handle = streams.handle(client, run.space)
         self._sizes = column_sizes(run.space)
         self._ahead = 0 if is_slow else len(run.hashes)  # up to here they were asked for
         self._is_over = False
@@ -304,7 +300,7 @@ class Put:
 
     def __init__(self, streams: Streams, client: Client, run: Run) -> None:
         self._streams, self._client, self._run = streams, client, run
-        self._handle = streams.handle(run.space)
+        self._handle = streams.handle(client, run.space)
         self._sizes = column_sizes(run.space)
         self._lease: WriteLease | None = None
         self._held_bytes = 0
