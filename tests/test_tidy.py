@@ -70,7 +70,7 @@ LINES_MAX = {
     "kvstore/tools/doctor": 1980,
     "kvstore/tools/pages": 120,
     "kvstore/tools/replay": 1200,
-    "kvstore/tools/rpc": 2400,
+    "kvstore/tools/rpc": 2490,
     "kvstore/tools/web": 1800,
     "replication": 775,
     "replication/audit": 1130,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from threading import Event
+from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kvstore.security.identity import Gate
 from kvstore.tools.rpc import calls
-from kvstore.tools.rpc.calls import ALL_CALLS_MAX, OPEN_CALLS_MAX, OPEN_OF_ONE_MAX
+from kvstore.tools.rpc.calls import ALL_CALLS_MAX, OPEN_CALLS_MAX, OPEN_OF_ONE_MAX, Calls
 from kvstore.tools.rpc.server import CALLS_MAX, MESSAGE_BYTES_MAX
 from tests.rpc.raw import HEADERS, kinds_of_frames, opened
 from tests.rpc.reflecting import Reflecting, reason
@@ -92,6 +95,37 @@ def test_who_is_known_and_sends_no_message_is_out(node: Serving, monkeypatch: py
             assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
             assert ended.value.details() == "nothing came for 0.2 s"
         end.set()
+
+
+class Coming:
+    """A call whose message comes when it is told to."""
+
+    def __init__(self) -> None:
+        self.is_read, self.has_come = asyncio.Event(), asyncio.Event()
+
+    async def next(self) -> bytes:
+        self.is_read.set()
+        await self.has_come.wait()
+        return b"whole"
+
+
+def test_few_messages_of_one_who_asks_are_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may be a large one: the next is read once one of them is whole. Those of others are read meanwhile."""
+    monkeypatch.setattr(calls, "MESSAGES_OF_ONE_MAX", 1)
+
+    async def work() -> None:
+        known, coming = Calls(Gate(None)), [Coming() for _ in range(3)]
+        whose: Any = zip(coming, ("one", "one", "another"), strict=True)
+        reading = [asyncio.create_task(known._message(call, who, False)) for call, who in whose]
+        first, second, other = coming
+        await asyncio.gather(first.is_read.wait(), other.is_read.wait())
+        assert not second.is_read.is_set()
+        first.has_come.set()
+        await second.is_read.wait()
+        second.has_come.set(), other.has_come.set()
+        assert await asyncio.gather(*reading) == [b"whole"] * 3
+
+    asyncio.run(work())
 
 
 def test_all_calls_are_counted(node: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
