@@ -212,6 +212,7 @@ class Witness(SickObjects):
         self.said_s: dict[bytes, float] = {}  # when a pack was announced last
         self.put_s: dict[bytes, float] = {}  # when a pack was put last
         self.stones: dict[str, Tombstone] = {}
+        self.lost_stones: list[Tombstone] = []  # when it was restored: who had read one has erased
         self.gone: set[bytes] = set()
         self.late: set[bytes] = set()
         self.may_be_late = True
@@ -431,6 +432,9 @@ class Witness(SickObjects):
         self.stored, self.segments = {**stored, **packs}, segments
         self._names = sorted(self.stored)
         self._modified_s = {name: self._modified_s.get(name, self.clock()) for name in self.stored}
+        self.lost_stones += [
+            stone for one, stone in self.stones.items() if TOMBSTONES + one not in self.stored
+        ]
         self.stones = {one: stone for one, stone in self.stones.items() if TOMBSTONES + one in self.stored}
 
     def own(self) -> Iterable[Announced]:
@@ -635,7 +639,9 @@ class Process:
         sick = {pack_id for pack_id in ids if by_id()[pack_id].pack.name in self.bucket.sick}
         if any(map(self.bucket.is_erased, ids - sick)):
             return "it knows what is erased"
-        if expected.keys() - ids:
+        if not all(
+            any(is_covered(one, stone) for stone in self.bucket.lost_stones) for one in expected.keys() - ids
+        ):
             return "it does not know all that is there"
         if catalogue.models.keys() != self.bucket.expected_models():
             return "it does not know the models"
