@@ -103,7 +103,7 @@ class Loading:
         self._copies = False
         self._stop = False
         self._failure: Exception | None = None
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()  # of `freed`, too: nobody hears of room while it is held
 
     def tensors(self, first: int = 0) -> Iterator[tuple[str, Any]]:
         """Names and tensors of torch, in the order of the bytes. first: the span that is begun with. Raises ChunkDamaged,
@@ -185,9 +185,19 @@ class Loading:
     def _leave(self) -> None:
         """The memory of what is held stays its holders', and all of the ring is free; what is not held yet is copied."""
         self._unpin()
-        self._ring.leave_seen()
         with self._guard:
+            self._ring.leave_seen()
             self._held, self._dropped, self._copies = {}, deque(), True
+
+    def _leave_if_full(self, number: int) -> None:
+        """Where this span has no room because of tensors that this rank's engine holds, and still has none when nothing is
+        registered any more: a thread that let one go meanwhile has made room, which others may be reading into."""
+        if self._is_full_of_mine(number):
+            self._unpin()
+            with self._guard:
+                if self._is_full_of_mine(number):
+                    self._leave()
+                    self._hold(number)
 
     def _pin(self) -> None:
         """Reading has begun by then: it takes some ms."""
@@ -222,9 +232,7 @@ class Loading:
             while states[place] != READY:
                 if states[place] in (DAMAGED, FAILED):
                     raise self._failed(place) from self._failure
-                if self._is_full_of_mine(number):
-                    self._leave()
-                    self._hold(number)
+                self._leave_if_full(number)
                 now_s = time.monotonic()
                 if now_s - looked_s > _ALIVE_S:
                     looked_s = now_s

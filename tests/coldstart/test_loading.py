@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import struct
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +143,53 @@ def test_copies_that_go_on_behind_their_call(tmp_path: Path) -> None:
     for name, tensor in loading_of(plan_of(directory), pins=device).tensors():
         device.copy(name, tensor)
     assert_same(device.found, directory)
+
+
+class LettingGo(LateDevice):
+    """While it unregisters memory, another thread lets tensors go; it is over when those who read have filled their room."""
+
+    def __init__(self, held: Tensors, chunks: WholeFiles) -> None:
+        super().__init__()
+        self._held, self._chunks = held, chunks
+        self.read: list[Piece] = []
+        chunks.read = self._reads(chunks.read)  # type: ignore[method-assign]  # it is looked on
+
+    def _reads(self, read: Callable[..., bool]) -> Callable[..., bool]:
+        def reads(piece: Piece, view: memoryview, stopped: Callable[[], bool]) -> bool:
+            is_true = read(piece, view, stopped)
+            self.read.append(piece)
+            return is_true
+
+        return reads
+
+    def unpin(self, address: int) -> None:
+        super().unpin(address)
+        expected = len(self.read) + 3
+        letting_go = threading.Thread(target=self._let_go)
+        letting_go.start()
+        letting_go.join()
+        while len(self.read) < expected:
+            time.sleep(0.001)
+
+    def _let_go(self) -> None:
+        for name in list(self._held)[:5]:
+            del self._held[name]
+
+
+def test_a_thread_that_lets_tensors_go_while_the_ring_is_full_of_them(tmp_path: Path) -> None:
+    """What is read into the room that it makes is given back as it was read: the ring is not left for it."""
+    directory = model(tmp_path / "m", numbers(13, *[60_000] * 100))
+    plan, held, expected = plan_of(directory), Tensors(), as_saved(directory)
+    chunks = WholeFiles(plan.paths)
+    device = LettingGo(held, chunks)
+    seen = 0
+    for name, tensor in Loading(plan, chunks, pins=device).tensors():
+        held[name] = tensor
+        seen += 1
+        assert torch.equal(tensor, expected[name]), name
+        del tensor
+    assert seen == len(expected) and len(held) == len(expected) - 5
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in held.items())
 
 
 def test_memory_is_bounded_where_nobody_keeps_tensors(
