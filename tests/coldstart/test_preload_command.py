@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from kvstore.daemon.beside.preloading import Preloads
+from kvstore.daemon.config.config import Config
 from replication.formats.manifests import MIB, Manifest
 from tests.coldstart.models import cut_evenly, files_at, made, put, random_files
 from tests.objects import S3Server, flip
@@ -295,6 +297,52 @@ def test_what_a_daemon_preloads_ends_with_it(
     for pid in children:
         while Path(f"/proc/{pid}/cmdline").is_file() and Path(f"/proc/{pid}/cmdline").read_bytes():
             time.sleep(0.05)  # the time limit is pytest's
+
+
+class NumberGoesOn:
+    """A pipe whose number is another file's as soon as it is closed."""
+
+    def __init__(self, pipe: Any, other: int) -> None:
+        self._pipe, self._other = pipe, other
+        self.fileno = pipe.fileno
+        self.numbers: list[int] = []
+
+    def close(self) -> None:
+        number = self._pipe.fileno()
+        self._pipe.close()
+        os.dup2(self._other, number)
+        self.numbers.append(number)
+
+
+def test_why_a_preload_failed_is_read_of_its_own_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of what another thread has opened meanwhile, whose bytes stay its own."""
+    other, its_end = os.pipe()
+    os.write(its_end, b"bytes of others\n")
+    os.close(its_end)
+    pipes = []
+
+    def failing(_: list[str], stdout: int, stderr: int | None) -> Any:
+        words = ["sh", "-c", "echo 'kvstore: no such model' >&2; exit 1"]
+        child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
+        child.stdout, child.stderr = (NumberGoesOn(pipe, other) for pipe in (child.stdout, child.stderr))  # type: ignore[assignment]
+        pipes.extend([child.stdout, child.stderr])
+        return child
+
+    async def problem_of(preloads: Preloads) -> str:
+        state, running = preloads.order("tiny"), asyncio.create_task(preloads.run())
+        while not state["problem"]:
+            await asyncio.sleep(0.01)
+        preloads.end()
+        await running
+        return state["problem"]
+
+    monkeypatch.setattr("kvstore.daemon.beside.children.start_child", failing)
+    try:
+        assert asyncio.run(problem_of(Preloads(Config()))) == "no such model"
+        assert os.read(other, 100) == b"bytes of others\n"
+    finally:
+        for number in [other, *(number for pipe in pipes for number in pipe.numbers)]:
+            os.close(number)
 
 
 def test_models_that_are_preloaded_need_a_region() -> None:

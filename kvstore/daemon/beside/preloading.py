@@ -15,7 +15,7 @@ import logging
 import os
 import subprocess
 import sys
-from typing import Final
+from typing import IO, Final
 
 from coldstart.disk.home import Said, said_in
 from kvstore.daemon.beside.children import Child, in_force, reason_of
@@ -111,21 +111,18 @@ class Preloads:
         except OSError as error:
             return str(error)
         assert child.stdin is not None and child.stdout is not None and child.stderr is not None
-        said, complaints = _Lines(child.stdout.fileno()), _Lines(child.stderr.fileno())
+        said, complaints = _Lines(child.stdout), _Lines(child.stderr)
         while True:
             has_ended = child.poll() is not None
             if (word := said_in(said.last())) is not None:
                 _note(state, word)
-            complaints.last()
+            why = complaints.last().decode(errors="replace").strip().removeprefix("kvstore: ")
             if has_ended:
                 break
             await asyncio.sleep(PRELOAD_LOOK_S)
         for pipe in (child.stdin, child.stdout, child.stderr):
             pipe.close()
-        if child.returncode == 0:
-            return ""
-        why = complaints.last().decode(errors="replace").strip().removeprefix("kvstore: ")
-        return why or reason_of(child.returncode)
+        return "" if child.returncode == 0 else why or reason_of(child.returncode)
 
 
 def _waiting(name: str) -> answers.Preload:
@@ -142,11 +139,11 @@ def _waiting(name: str) -> answers.Preload:
 
 
 class _Lines:
-    """Of a pipe, without waiting for it."""
+    """Of a pipe, without waiting for it; nothing more comes once it is closed: its number is somebody else's then."""
 
-    def __init__(self, fd: int) -> None:
-        os.set_blocking(fd, False)
-        self._fd = fd
+    def __init__(self, pipe: IO[bytes]) -> None:
+        os.set_blocking(pipe.fileno(), False)
+        self._pipe = pipe
         self._rest = self._last = b""
 
     def last(self) -> bytes:
@@ -159,7 +156,7 @@ class _Lines:
 
     def _read(self) -> bytes:
         try:
-            return os.read(self._fd, PRELOAD_READ_BYTES)
+            return os.read(self._pipe.fileno(), PRELOAD_READ_BYTES)
         except (BlockingIOError, ValueError, OSError):
             return b""
 
