@@ -62,7 +62,7 @@ async def put(objects: Objects, directory: Path) -> str:
     """Publish it; its revision."""
     tree = find_files(directory)
     files = await digested(tree, lambda *_: None)
-    manifest = manifest_of(files, MODEL, "", "benchmarks", str(directory), 1.0, {})
+    manifest = manifest_of(files, MODEL, "", "benchmarks", str(directory), {})
     await publish(objects, tree, manifest, again=False, progress=lambda *_: None)
     return manifest.revision
 

@@ -29,7 +29,6 @@ import msgspec
 from coldstart.disk.home import locked
 from coldstart.disk.sources import true_chunk
 from coldstart.errors import ChunkDamaged, FilesWrong, ModelError, NoRoom
-from coldstart.published.models import published
 from replication.errors import Damaged
 from replication.formats.manifests import (
     CACHES,
@@ -41,6 +40,7 @@ from replication.formats.manifests import (
     key_of,
     read_manifest,
 )
+from replication.models.published import latest_first
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectMissing
 from tiers.files import replace_file
@@ -104,7 +104,7 @@ async def find_caches(
 ) -> Found:
     """The newest that fit this environment and are signed with this key. Raises ObjectError."""
     differ: list[str] = []
-    for one in await published(objects, f"{model}/{revision}", CACHES):
+    for one in await latest_first(objects, f"{model}/{revision}", CACHES):
         try:
             manifest = await read_manifest(objects, one.model, one.revision, one.key)
         except (Damaged, ObjectMissing) as error:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from coldstart.published.models import Progress, Published
+from coldstart.published.models import Progress
 from replication.errors import Damaged
 from replication.formats.manifests import Chunk, Manifest, read_manifest
 from replication.models.chunks import sizes_of, wrong_bytes
+from replication.models.published import Published
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectDamaged, ObjectMissing
 from tiers.together import each

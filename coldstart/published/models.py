@@ -1,6 +1,6 @@
 """Which models a bucket has: names, revisions, the manifest of each; and taking one away.
 
-    NAME             the revision that was published last, by the store's clock
+    NAME             the revision that was published last (replication/models/published.py)
     NAME@REVISION    that one
 
 A manifest is put when all of its chunks are there, so what is listed is whole. Taking one away removes the manifest: its chunks
@@ -10,11 +10,11 @@ are collected later (coldstart/published/collecting.py), those that no other rev
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from coldstart.errors import ModelError, ModelMissing
 from replication.erasure.removed_models import Removal, put_removal
-from replication.formats.manifests import CACHES, MANIFESTS, Manifest, is_model_name, named, read_manifest
+from replication.formats.manifests import CACHES, Manifest, is_model_name, read_manifest
+from replication.models.published import Published, in_order, latest_first, published
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectMissing
 
@@ -24,40 +24,20 @@ NAMES_SHOWN = 8  # of those that there are, where one is not
 Progress = Callable[[str, int, int], None]  # what, how much of it is done, how much there is
 
 
-class Published(NamedTuple):
-    """A manifest in a bucket. key: of caches, "" of a model. published_s: unix seconds, by the store's clock."""
-
-    model: str
-    revision: str
-    key: str
-    object_name: str
-    published_s: float
-
-
-async def published(objects: Objects, model: str = "", folder: str = MANIFESTS) -> list[Published]:
-    """All of them, or those of one model, the latest first. folder: MANIFESTS or CACHES. Raises ObjectError."""
-    found = []
-    async for page in objects.list(f"{folder}{model}/" if model else folder):
-        for info in page:
-            if (parts := named(info.name)) is not None:
-                found.append(Published(*parts, info.name, info.modified_s))
-    return sorted(found, key=lambda one: (-one.published_s, one.model, one.revision))
-
-
 async def find(objects: Objects, wanted: str) -> Published:
     """wanted: NAME or NAME@REVISION. Raises ModelMissing, ModelError, ObjectError."""
     model, at, revision = wanted.partition("@")
     check_name("model", model)
     if at:
         check_name("revision", revision)
-    found = await published(objects, model)
+    found = await (published if at else latest_first)(objects, model)
     if not found:
         others = sorted({one.model for one in await published(objects)})
         raise ModelMissing(f"{objects.where}: no model {model}: there {_are(others)}")
     for one in found:
         if not at or one.revision == revision:
             return one
-    there = [one.revision for one in found]
+    there = [one.revision for one in in_order(found)]
     raise ModelMissing(f"{objects.where}: no revision {revision} of {model}: there {_are(there)}")
 
 

@@ -25,6 +25,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 import xxhash
+from msgspec.structs import replace
 
 from coldstart.blocks import read_all
 from coldstart.errors import FilesWrong, ModelExists
@@ -37,7 +38,9 @@ from replication.feed.announcing import announce_in_region
 from replication.formats.announced_models import announced_model
 from replication.formats.keeping import store_now_s
 from replication.formats.manifests import (
+    CACHES,
     CHUNK_BYTES_MAX,
+    MANIFESTS,
     Chunk,
     File,
     Manifest,
@@ -48,6 +51,7 @@ from replication.formats.manifests import (
 )
 from replication.models.chunks import lacking, wrong_bytes
 from replication.models.collecting import LOCK_S, publishing
+from replication.models.published import LATEST_S, latest_first
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectMissing
 from tiers.together import each, together
@@ -55,7 +59,7 @@ from tiers.together import each, together
 HASHERS: Final = min(8, os.cpu_count() or 1)  # files at once, each with CHUNK_BYTES_MAX of memory
 PUTS_AT_ONCE: Final = 16  # each with a chunk in memory
 REVISION_DIGITS: Final = 16  # of the content: a revision that nobody has named
-_LATEST_S: Final = 253402300799.0  # the last second of the last year that a date can have
+STEP_S: Final = 0.001  # between two revisions that were published in one second of the store
 
 Read = Callable[[Chunk], Awaitable[bytes | memoryview]]
 
@@ -126,16 +130,10 @@ def _chunk_of(view: memoryview) -> Chunk:
 
 
 def manifest_of(
-    files: list[Digested],
-    model: str,
-    revision: str,
-    by: str,
-    source: str,
-    published_s: float,
-    about: dict[str, str],
+    files: list[Digested], model: str, revision: str, by: str, source: str, about: dict[str, str]
 ) -> Manifest:
-    """One that everybody can read. revision: "" for one that follows from the content. about: of caches, else empty. Raises
-    ModelError."""
+    """One that everybody can read; when it was published is not known yet. revision: "" for one that follows from the content.
+    about: of caches, else empty. Raises ModelError."""
     places: dict[Chunk, int] = {}
     found = []
     for one in files:
@@ -145,7 +143,7 @@ def manifest_of(
     revision = revision or content.hex()[:REVISION_DIGITS]
     check_name("model", model)
     check_name("revision", revision)
-    made = Manifest(model, revision, content, published_s, by, source, about, list(places), found)
+    made = Manifest(model, revision, content, 0.0, by, source, about, list(places), found)
     try:
         return decode(encode(made), "its manifest")
     except Damaged as error:
@@ -199,7 +197,7 @@ async def store(objects: Objects, manifest: Manifest, read: Read, again: bool, p
     async with publishing(objects, manifest, uuid.uuid4().hex, waits) as intent:
         missing = manifest.chunks if again else await lacking(objects, manifest.chunks)
         await _put(objects, missing, read, progress)
-        await intent.require()
+        manifest = await _dated(objects, manifest, await intent.now_s())
         is_new = await objects.put(manifest.name, encode(manifest), only_new=True)
         # A store without conditions may have taken two: the one that is there now is the one.
         there = await _published(objects, manifest)
@@ -210,6 +208,18 @@ async def store(objects: Objects, manifest: Manifest, read: Read, again: bool, p
             raise
         await announce_in_region(objects, announced_model(there or manifest), random.Random())
     return Stored(there or manifest, not is_new, len(missing), sum(chunk.size_bytes for chunk in missing))
+
+
+async def _dated(objects: Objects, manifest: Manifest, now_s: float) -> Manifest:
+    """With when it is published: later than whatever is published already, also in this second, or by a clock that was wrong. One that
+    is there stays as it is: a store without conditions would take it anew. Raises ObjectError."""
+    folder, of = MANIFESTS, manifest.model
+    if manifest.key:
+        folder, of = CACHES, f"{of}/{manifest.revision}"
+    there = await latest_first(objects, of, folder)
+    if any(one.object_name == manifest.name for one in there):
+        return manifest
+    return replace(manifest, published_s=max([now_s, *(one.published_s + STEP_S for one in there[:1])]))
 
 
 async def _require_not_removed(objects: Objects, manifest: Manifest) -> None:
@@ -223,7 +233,7 @@ async def _require_not_removed(objects: Objects, manifest: Manifest) -> None:
 
 
 def _date(at_s: float) -> str:
-    return f"{datetime.fromtimestamp(min(at_s, _LATEST_S), UTC):%Y-%m-%d at %H:%M} UTC"
+    return f"{datetime.fromtimestamp(min(at_s, LATEST_S), UTC):%Y-%m-%d at %H:%M} UTC"
 
 
 def _words(who: str) -> str:

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -88,7 +88,9 @@ Files = Annotated[list[File], Meta(max_length=MANIFEST_FILES_MAX)]
 _page = msgspec.msgpack.Decoder(Annotated[list[Chunk], Meta(max_length=PAGE_CHUNKS_MAX)])
 
 
-class _Head(msgspec.Struct, frozen=True, array_like=True):
+class Head(msgspec.Struct, frozen=True, array_like=True):
+    """A manifest without its chunks and files."""
+
     model: ModelName
     revision: ModelName
     content: Sha256
@@ -96,25 +98,6 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     published_by: Text
     source: Text
     about: Annotated[dict[Word, Text], Meta(max_length=64)]
-
-
-class _Written(_Head, frozen=True, array_like=True):
-    """A manifest as it is in its object: chunks in pages, each of them decoded by itself."""
-
-    chunks: Annotated[list[msgspec.Raw], Meta(max_length=MANIFEST_CHUNKS_MAX // PAGE_CHUNKS_MAX)]
-    files: Files
-
-
-class Manifest(_Head, frozen=True, array_like=True):
-    """One revision of a model, or the compile caches of one.
-
-    content: as `content_of` its files. published_s: unix seconds by the publisher's clock, for people only. published_by:
-    who, in words. source: where it was before: a path, a repository. about: of caches, what they were made with.
-    chunks: each once, however often files have it.
-    """
-
-    chunks: list[Chunk]
-    files: Files
 
     @property
     def name(self) -> str:
@@ -125,6 +108,28 @@ class Manifest(_Head, frozen=True, array_like=True):
     def key(self) -> str:
         """Of caches; "" of a model."""
         return key_of(self.about) if self.about else ""
+
+
+H = TypeVar("H", bound=Head)
+
+
+class _Written(Head, frozen=True, array_like=True):
+    """A manifest as it is in its object: chunks in pages, each of them decoded by itself."""
+
+    chunks: Annotated[list[msgspec.Raw], Meta(max_length=MANIFEST_CHUNKS_MAX // PAGE_CHUNKS_MAX)]
+    files: Files
+
+
+class Manifest(Head, frozen=True, array_like=True):
+    """One revision of a model, or the compile caches of one.
+
+    content: as `content_of` its files. published_s: unix seconds, by the clock of the store that it was published to, or, by earlier
+    versions, the publisher's; 0: not said. published_by: who, in words. source: where it was before: a path, a repository.
+    about: of caches, what they were made with. chunks: each once, however often files have it.
+    """
+
+    chunks: list[Chunk]
+    files: Files
 
     @property
     def size_bytes(self) -> int:
@@ -189,19 +194,28 @@ def encode(manifest: Manifest) -> bytes:
     return seal(_MAGIC, _Written(**_head_of(manifest), chunks=pages, files=manifest.files))
 
 
-def _head_of(written: _Head) -> dict[str, Any]:
-    return {name: getattr(written, name) for name in _Head.__struct_fields__}
+def _head_of(written: Head) -> dict[str, Any]:
+    return {name: getattr(written, name) for name in Head.__struct_fields__}
 
 
-def decode(content: bytes | memoryview, where: str) -> Manifest:
-    """where: its name, for people. Raises Damaged."""
+def _unsealed(content: bytes | memoryview, kind: type[H], where: str) -> H:
     if is_of_other_version(content):
         found = bytes(content[:8])
         which = "a newer" if found > _MAGIC else "an older"
         raise Damaged(
             f"{where}: of format {found!r}, known here is {_MAGIC!r}: {which} kvstore has written it"
         )
-    written = unseal(_MAGIC, content, _Written, where, MANIFEST_BYTES_MAX)
+    return unseal(_MAGIC, content, kind, where, MANIFEST_BYTES_MAX)
+
+
+def decode_head(content: bytes | memoryview, where: str) -> Head:
+    """where: its name, for people. Raises Damaged."""
+    return _unsealed(content, Head, where)
+
+
+def decode(content: bytes | memoryview, where: str) -> Manifest:
+    """where: its name, for people. Raises Damaged."""
+    written = _unsealed(content, _Written, where)
     try:
         chunks = [chunk for page in written.chunks for chunk in _page.decode(page)]
     except ParserErrors as error:
@@ -219,16 +233,24 @@ def is_of_other_version(content: bytes | memoryview) -> bool:
 
 async def read_manifest(objects: Objects, model: str, revision: str, key: str = "") -> Manifest:
     """Raises Damaged, ObjectError."""
-    name = manifest_name(model, revision, key)
+    return await _read(objects, manifest_name(model, revision, key), decode)
+
+
+async def read_head(objects: Objects, model: str, revision: str, key: str = "") -> Head:
+    """The same, but whether its chunks and files can be true is not looked at."""
+    return await _read(objects, manifest_name(model, revision, key), decode_head)
+
+
+async def _read(objects: Objects, name: str, decoded: Callable[[bytes | memoryview, str], H]) -> H:
     try:
         content = await objects.get_within(name, MANIFEST_BYTES_MAX)
     except ObjectDamaged as error:
         raise Damaged(str(error)) from error
     is_large = len(content) > AT_ONCE_BYTES_MAX
-    manifest = await in_thread(decode, content, name) if is_large else decode(content, name)
-    if manifest.name != name:
-        raise Damaged(f"{name}: says it is {manifest.name}")
-    return manifest
+    found = await in_thread(decoded, content, name) if is_large else decoded(content, name)
+    if found.name != name:
+        raise Damaged(f"{name}: says it is {found.name}")
+    return found
 
 
 def wrong_of_manifest(manifest: Manifest) -> str:

@@ -14,12 +14,12 @@ from typing import Final
 
 from replication.catalogue.catalogue import Catalogue
 from replication.formats.announced_models import AnnouncedModel
-from replication.formats.manifests import MANIFESTS, is_model_name
 from replication.formats.orders import Order
 from replication.formats.rules import Rule, first_weights_rule
 from replication.mirror.copying import Ways
 from replication.mirror.jobs import Job
 from replication.mirror.model_copying import ModelCopying
+from replication.models.published import latest_first
 from replication.region.order_watch import Report
 from tiers.bucket.objects import Objects
 
@@ -29,15 +29,9 @@ ORDER_ATTEMPTS_MAX: Final = 3  # then a pack or a model counts as failed; its jo
 
 
 async def newest_revision(objects: Objects, model: str) -> str:
-    """The one that was put last, by the store's clock; "" without any. Raises ObjectError."""
-    folder = f"{MANIFESTS}{model}/"
-    found = [
-        (info.modified_s, name)
-        async for page in objects.list(folder)
-        for info in page
-        if is_model_name(name := info.name.removeprefix(folder))
-    ]
-    return max(found, default=(0.0, ""))[1]
+    """The one that was published last; "" without any. Raises ObjectError."""
+    found = await latest_first(objects, model)
+    return found[0].revision if found else ""
 
 
 async def named_models(objects: Objects, catalogue: Catalogue, names: Iterable[str]) -> list[AnnouncedModel]:

@@ -128,6 +128,12 @@ class Intent:
                 f"{self._objects.where}: this took a break of many hours, and its chunks may be gone: run it again"
             )
 
+    async def now_s(self) -> float:
+        """Unix seconds by the store's clock; where it is required, and put anew. Raises as `require`."""
+        await self.require()
+        await self.put()
+        return (await self._objects.head(self.name)).modified_s
+
 
 @asynccontextmanager
 async def publishing(

@@ -1,13 +1,14 @@
 """A model, copied from one bucket to another one.
 
     manifest ─▶ removed? ─▶ intent at home ─▶ chunks that home lacks: get ─▶ xxh3, SHA-256 ─▶ put      COPY_CHUNKS_MAX at a time
-             ─▶ removed meanwhile? ─▶ manifest put, only if there is none ─▶ removed by now? then deleted again
+             ─▶ removed meanwhile? ─▶ manifest put, unless it is there ─▶ removed by now? then deleted again
 
 What must always hold:
 
 * A manifest is put when all of its chunks are there, and each that was copied had the bytes that its name and its manifest say.
 * What is there already is not copied again: who is killed goes on where he was.
-* A manifest of other content is never replaced. One that is damaged, or has the same content and lacks chunks, is mended.
+* A manifest of other content is never replaced. One that is damaged, or has the same content in other chunks and lacks some, is; one
+  that is the same stays untouched, whatever chunks of it are mended.
 
 Memory: COPY_CHUNKS_MAX chunks and two manifests.
 """
@@ -76,7 +77,10 @@ class ModelCopy:
             return
         async with publishing(self._home, manifest, self._who) as intent:
             await self._copy_chunks(await lacking(self._home, manifest.chunks))
-            await self._put(content, is_new, intent)
+            if there is not None and (there.chunks, there.files) == (manifest.chunks, manifest.files):
+                await self._require_not_removed()
+            else:
+                await self._put(content, is_new, intent)
 
     async def _read(self, objects: Objects) -> bytes | None:
         try:

@@ -19,7 +19,7 @@ import pytest
 from coldstart.errors import ModelError, ModelExists
 from coldstart.published import collecting
 from coldstart.published.collecting import COLLECTING, INTENT_S, LOCK_S, collect
-from coldstart.published.models import Published, published, remove
+from coldstart.published.models import remove
 from coldstart.published.publish import Stored, store
 from replication.formats.manifests import (
     CHUNKS,
@@ -32,6 +32,7 @@ from replication.formats.manifests import (
 )
 from replication.models import collecting as signs
 from replication.models.collecting import Intent, publishing
+from replication.models.published import Published, published
 from tests.coldstart.model_files import chunk_names, lacking, manifests, names_in, silent
 from tests.objects import Faults, FaultyObjects, MemoryObjects
 from tests.replication.test_manifests import chunk_of, manifest_of

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -315,12 +316,12 @@ def test_cancelled_while_it_waits_for_room_it_holds_nothing(
 
 
 def test_the_newest_revision_is_what_a_name_stands_for(tmp_path: Path) -> None:
-    """By the store's clock; a revision that is named changes what the name alone stands for only where that is nothing yet."""
-    clock = iter(range(1, 1000))
-    objects, home = MemoryObjects(clock=lambda: next(clock)), Home(tmp_path)
-    for revision in ("r2", "r1"):
+    """A revision that is named changes what the name alone stands for only where that is nothing yet."""
+    objects, home = MemoryObjects(), Home(tmp_path)
+    for at_s, revision in enumerate(("r2", "r1"), 1):
         files = {"config.json": revision.encode()}
-        asyncio.run(filled(objects, files, cut_evenly(files, 10), revision=revision))
+        manifest, contents = made(files, cut_evenly(files, 10), revision=revision)
+        asyncio.run(put(objects, msgspec.structs.replace(manifest, published_s=float(at_s)), contents))
     assert asyncio.run(preload(objects, home, "m", "r2")).path.name == "r2"
     assert home.find("m").path.name == "r2"
     assert asyncio.run(preload(objects, home, "m")).path.name == "r1"

@@ -7,18 +7,27 @@ import os
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coldstart.errors import FilesWrong, ModelError, ModelExists, ModelMissing
 from coldstart.published import collecting
-from coldstart.published.models import find, published, read
+from coldstart.published.models import find, read
 from coldstart.published.publish import Stored, digested, manifest_of, publish
 from coldstart.published.tree import Tree, find_files
 from replication.errors import IntentLost
 from replication.formats import manifests as manifests_module
-from replication.formats.manifests import CHUNKS, MANIFEST_CHUNKS_MAX, MANIFESTS, PUBLISHING, Manifest
+from replication.formats.manifests import (
+    CHUNKS,
+    MANIFEST_CHUNKS_MAX,
+    MANIFESTS,
+    PUBLISHING,
+    Manifest,
+    encode,
+    manifest_name,
+)
 from tests.coldstart.model_files import (
     chunk_names,
     contents,
@@ -34,7 +43,7 @@ from tiers.errors import ObjectUnavailable
 
 
 async def prepared(tree: Tree, name: str = "m", revision: str = "", by: str = "me") -> Manifest:
-    return manifest_of(await digested(tree, silent), name, revision, by, "here", 1e9, {})
+    return manifest_of(await digested(tree, silent), name, revision, by, "here", {})
 
 
 async def _published(
@@ -150,7 +159,7 @@ def test_a_failure_leaves_no_revision_and_a_rerun_puts_the_rest(tmp_path: Path) 
 
 def test_a_name_with_other_files_is_refused(tmp_path: Path) -> None:
     """It says who published the other one and when, and changes nothing; without a revision the two are two."""
-    objects = MemoryObjects()
+    objects = MemoryObjects(clock=lambda: 1e9)
     one, two = make_model(tmp_path / "one"), make_model(tmp_path / "two", seed=1)
     put(objects, one, revision="v1")
     before = dict(objects.stored)
@@ -231,7 +240,7 @@ def test_what_fits_in_no_manifest_is_refused(tmp_path: Path, monkeypatch: pytest
     large = [one._replace(chunks=one.chunks * MANIFEST_CHUNKS_MAX) for one in some]
     says = r"here: 5 files in \d+ chunks are more than a model may have: its manifest: "
     with pytest.raises(FilesWrong, match=says):
-        manifest_of(large, "m", "", "me", "here", 1e9, {})
+        manifest_of(large, "m", "", "me", "here", {})
     monkeypatch.setattr(manifests_module, "MANIFEST_BYTES_MAX", 300)
     with pytest.raises(FilesWrong, match=says):
         put(objects, model)
@@ -309,7 +318,6 @@ def test_names_find_revisions(tmp_path: Path) -> None:
         now_s[0] += 1
     assert asyncio.run(find(objects, "m")).revision == "v3"
     assert asyncio.run(find(objects, "m@v1")).revision == "v1"
-    assert [one.revision for one in asyncio.run(published(objects))] == ["v3", "v1", "v2"]
     for wanted, error, says in (
         ("m@v4", ModelMissing, "no revision v4 of m: there are v3, v1, v2"),
         ("other", ModelMissing, "no model other: there is m"),
@@ -319,6 +327,28 @@ def test_names_find_revisions(tmp_path: Path) -> None:
     ):
         with pytest.raises(error, match=says):
             asyncio.run(find(objects, wanted))
+
+
+def test_published_last_is_latest_whatever_clocks_say(tmp_path: Path) -> None:
+    """Within one second of the store, behind one that says it is of the future, and with the store's clock set back; one that is
+    published again stays where it was."""
+    now_s = [1000.0]
+    objects = MemoryObjects(clock=lambda: now_s[0])
+    models = {
+        name: make_model(tmp_path / name, seed=n, tensors=2) for n, name in enumerate(("b", "a", "c", "d"))
+    }
+
+    def latest_after(name: str) -> str:
+        put(objects, models[name], revision=name)
+        return asyncio.run(find(objects, "m")).revision
+
+    assert [latest_after("b"), latest_after("a")] == ["b", "a"]
+    future = msgspec.structs.replace(put(objects, models["c"], revision="c").manifest, published_s=1e9)
+    asyncio.run(objects.put(future.name, encode(future)))
+    assert latest_after("d") == "d"
+    asyncio.run(objects.delete([future.name, manifest_name("m", "d")]))
+    now_s[0] = 10.0
+    assert latest_after("c") == "c" and latest_after("b") == "c"
 
 
 def test_an_intent_that_was_lost_ends_in_no_manifest(tmp_path: Path) -> None:

@@ -190,7 +190,10 @@ def test_an_order_of_weights_brings_what_no_rule_names_before_the_rest() -> None
     it; KV stays where it is; the order tells how far it is, and that it is done."""
 
     async def main(world: World) -> None:
-        old, new = (make_model("m", revision, chunks=20) for revision in ("old", "new"))
+        old, new = (
+            make_model("m", revision, chunks=20, published_s=at_s)
+            for revision, at_s in (("old", 1.0), ("new", 2.0))
+        )
         caches = make_model("m", "new", seed="c", about={"vllm": "0.32"})
         secret, waiting = make_model("secret"), make_model("waiting", chunks=600)
         await publish(world.na.objects, old, secret, waiting, clock=world.clock)

@@ -20,7 +20,7 @@ from kvstore.tools.cli.output import Figure, present, print_table
 from kvstore.units import NOTHING, format_bytes, format_time
 
 if TYPE_CHECKING:
-    from coldstart.published.models import Published
+    from replication.models.published import Published
     from tiers.bucket.objects import Objects
 
 READ_AT_ONCE = 16
@@ -45,32 +45,33 @@ def run_verb(args: argparse.Namespace) -> int:
 
 
 async def _listed(objects: Objects, name: str) -> dict[str, Any]:
-    from coldstart.published.models import find, published
+    from coldstart.published.models import find
+    from replication.models.published import in_order, published
     from tiers.together import each
 
-    if name:
-        await find(objects, name)
     found = await published(objects, name)
-    rows = await each(lambda one: _row(objects, one), found, READ_AT_ONCE)
-    return {"bucket": objects.where, "revisions": list(filter(None, rows))}
+    if name and not found:
+        await find(objects, name)  # says what there is
+    rows = dict(filter(None, await each(lambda one: _row(objects, one), found, READ_AT_ONCE)))
+    return {"bucket": objects.where, "revisions": [rows[one] for one in in_order(rows)]}
 
 
-async def _row(objects: Objects, one: Published) -> dict[str, Any]:
-    """Empty where it was removed meanwhile."""
+async def _row(objects: Objects, one: Published) -> tuple[Published, dict[str, Any]] | None:
+    """With when it was published, as its manifest says it; None where it was removed meanwhile."""
     from replication.errors import Damaged
     from replication.formats.manifests import read_manifest
     from tiers.errors import ObjectMissing
 
-    row = {"model": one.model, "revision": one.revision, "published_s": one.published_s}
     facts: dict[str, Any] = dict.fromkeys(("bytes", "files", "chunks", "published_by", "source"))
     problem = ""
     try:
         manifest = await read_manifest(objects, one.model, one.revision)
     except ObjectMissing:
-        return {}
+        return None
     except Damaged as error:
         problem = str(error)
     else:
+        one = one.said(manifest)
         facts = {
             "bytes": manifest.size_bytes,
             "files": len(manifest.files),
@@ -78,7 +79,8 @@ async def _row(objects: Objects, one: Published) -> dict[str, Any]:
             "published_by": manifest.published_by,
             "source": manifest.source,
         }
-    return {**row, **facts, "problem": problem}
+    row = {"model": one.model, "revision": one.revision, "published_s": one.published_s}
+    return one, {**row, **facts, "problem": problem}
 
 
 def show(document: dict[str, Any]) -> None:

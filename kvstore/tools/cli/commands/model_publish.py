@@ -69,20 +69,19 @@ async def _published(
 ) -> dict[str, Any]:
     """Whatever can be refused of the model or its caches is, before anything of either is put. key: of caches."""
     from coldstart.fleet.caches import signed
-    from coldstart.published.models import published
     from coldstart.published.publish import digested, manifest_of, publish
     from coldstart.published.tree import find_files
+    from replication.models.published import published
 
     begun_s = time.monotonic()
     tree = find_files(args.directory, args.below)
     caches = find_files(args.with_cache) if args.with_cache else None
     await published(objects, args.name)  # a bucket that refuses says so before all files are read
     by = (args.by or this_user())[:200]
-    now_s = time.time()  # for people only: what counts is the store's clock
 
     async def made(tree: Tree, revision: str, about: dict[str, str]) -> Manifest:
         files, source = await digested(tree, progress), printable(str(tree.directory))[:1000]
-        return manifest_of(files, args.name, revision, by, source, now_s, about)
+        return manifest_of(files, args.name, revision, by, source, about)
 
     manifest = await made(tree, args.revision, {})
     of_caches = None

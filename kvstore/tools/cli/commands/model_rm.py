@@ -44,15 +44,16 @@ def run_verb(args: argparse.Namespace) -> int:
 
 
 async def _removed(objects: Objects, args: argparse.Namespace) -> dict[str, Any]:
-    from coldstart.published.models import find, published, remove
+    from coldstart.published.models import find, remove
     from replication.erasure.removed_models import Removal
     from replication.feed.announcing import is_region
     from replication.formats.keeping import store_now_s
+    from replication.models.published import published
 
-    one = await find(objects, args.name)
+    chosen = (await published(objects, args.name) if args.all else []) or [await find(objects, args.name)]
     by, in_region = this_user()[:200], await is_region(objects)
     now_s = await store_now_s(objects) if in_region else 0.0
-    for each in (chosen := await published(objects, one.model) if args.all else [one]):
+    for each in chosen:
         removal = Removal(each.model, each.revision, now_s, by, int(now_s + args.days * DAY_S) + 1)
         await remove(objects, each, removal if in_region else None)
     return {"bucket": objects.where, "removed": [f"{each.model}@{each.revision}" for each in chosen]}

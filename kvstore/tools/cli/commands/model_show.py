@@ -29,19 +29,19 @@ def run_verb(args: argparse.Namespace) -> int:
 
 
 async def _shown(objects: Objects, name: str) -> dict[str, Any]:
-    from coldstart.published.models import find, published, read
+    from coldstart.published.models import find, read
     from replication.formats.manifests import CACHES
+    from replication.models.published import latest_first
 
     one = await find(objects, name)
     manifest = await read(objects, f"{one.model}@{one.revision}")
-    caches = await published(objects, f"{one.model}/{one.revision}", CACHES)
+    caches = await latest_first(objects, f"{one.model}/{one.revision}", CACHES)
     return {
         "bucket": objects.where,
         "model": one.model,
         "revision": one.revision,
         "content": manifest.content.hex(),
-        "published_s": one.published_s,
-        "publisher_s": manifest.published_s,
+        "published_s": one.said(manifest).published_s,
         "published_by": manifest.published_by,
         "source": manifest.source,
         "bytes": manifest.size_bytes,

@@ -46,8 +46,9 @@ def run_verb(args: argparse.Namespace) -> int:
 
 async def _verified(objects: Objects, args: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     from coldstart.published.checking import verify
-    from coldstart.published.models import find, published
+    from coldstart.published.models import find
     from replication.formats.manifests import CACHES
+    from replication.models.published import published
 
     if args.name:
         one = await find(objects, args.name)
