@@ -505,7 +505,7 @@ class Filled(msgspec.Struct, array_like=True, tag=74):
 
 
 class ModelSlabs(msgspec.Struct, array_like=True, tag=76):
-    """state: whole, filling, verifying, partial. indexes, ready: of the slabs that there are from `start` on, at most
+    """state: whole, filling, damaged, verifying, partial. indexes, ready: of the slabs that there are from `start` on, at most
     MODEL_SLABS_MAX; their places in `extents`, whose slots are whole slabs. There are none for who may not have them now.
     user_lock: the byte that a process locks, shared, in the file of the slabs for as long as it uses the model."""
 

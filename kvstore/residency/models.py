@@ -63,14 +63,16 @@ class Resident:
     filler: User | None = None
     users: set[User] = field(default_factory=set)
     is_growing: bool = False
-    has_failed: bool = False  # a slab of it was not true while it was used
+    has_failed: bool = False  # a slab of it is not true, and it is used: nothing goes on before that ends
 
     @property
     def state(self) -> str:
-        """whole, filling, verifying, partial."""
+        """whole, filling, damaged, verifying, partial."""
         if len(self.ready) == self.count:
             return "whole"
-        return "filling" if self.filler is not None else "verifying" if self.unverified else "partial"
+        if self.filler is not None:
+            return "filling"
+        return "partial" if not self.unverified else "damaged" if self.has_failed else "verifying"
 
     def missing(self) -> Iterator[int]:
         """Indexes without a slab."""
@@ -135,6 +137,11 @@ class Models:
             model = self._by_label[label] = Resident(label, content, count, self._clock())
         if model.filler not in (None, filler):
             raise InUse(f"model {label}: another process brings it into DRAM")
+        model.has_failed = model.has_failed and self._is_used(model)
+        if model.state == "damaged":
+            raise InUse(
+                f"model {label}: damaged, and a process uses it since an earlier daemon: end that first"
+            )
         if model.state != "whole" and not model.unverified:
             model.filler = filler
             self._grow(model)
@@ -316,7 +323,8 @@ class Models:
         if slabs is None:
             return
         for model in sorted(self._by_label.values(), key=lambda model: -model.used_s):
-            if model.has_failed and self._is_used(model):
+            model.has_failed = model.has_failed and self._is_used(model)
+            if model.has_failed:
                 continue
             for index in list(islice(model.unverified, 2 * VERIFY_AT_ONCE)):
                 slot = model.slots[index]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +22,8 @@ from tests.engine.fakes import SteppedIo, granted, held
 from tiers.checksum import digest
 from tiers.dram.arena import open_arena
 from tiers.dram.model_slabs import MODELS
+from tiers.dram.owners import USERS_BASE
+from tiers.locks import try_lock
 from tiers.namespace_spec import NamespaceSpec
 
 MIB = 1 << 20
@@ -331,6 +335,32 @@ def test_a_flipped_byte_is_found_at_adoption(world: World, index: int) -> None:
     filler, model = world.begin("m@1", 3)
     world.write(model, filler, index)
     assert world.models.attach(user, "m@1").state == "whole" and world.is_true(model)
+
+
+def test_a_damaged_model_that_a_process_uses_is_refused(world: World) -> None:
+    """Nobody waits for it: its slabs stay the process's, and when that has ended the damaged one is dropped and filled again."""
+    model = world.bring("m@1", 3)
+    world.arena.view(model.slots[1])[12345] ^= 1
+    uses = os.open(f"/proc/self/fd/{world.arena.read_only_fd}", os.O_RDONLY)
+    try:
+        assert try_lock(uses, USERS_BASE + (model.slots[0] >> 16), fcntl.F_RDLCK)
+        world.restart()
+        world.io.run()
+        for _ in range(2):
+            with pytest.raises(InUse, match="m@1: damaged, and a process uses it"):
+                world.begin("m@1", 3)
+            assert world.models.status()[0]["state"] == "damaged"
+            world.engine.tick()
+            world.io.run()
+    finally:
+        os.close(uses)
+    filler = world.engine.open_session(0, "filler")
+    assert world.models.reserve(filler, "m@1", CONTENT, 3).state == "verifying"
+    world.engine.tick()
+    world.io.run()
+    filler, model = world.begin("m@1", 3)
+    world.write(model, filler, 1)
+    assert model.state == "whole" and world.is_true(model)
 
 
 def test_slabs_are_given_back_in_steps(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
