@@ -124,13 +124,17 @@ class Models:
     def reserve(self, filler: User, label: str, content: bytes, count: int) -> Resident:
         """Have slabs for a model, which its filler alone writes; asked again, it goes on where there was no room.
 
-        Raises LimitExceeded (it does not fit, even if others leave), InUse (others fill it, or use another content of this name).
+        Raises LimitExceeded (it does not fit, even if others leave), InUse (others fill it, or another content of this name is used, or
+        pinned): nothing leaves then.
         """
         model = self._by_label.get(label)
         if model is not None and (model.content, model.count) != (content, count):
             if model.filler is not None or self._is_used(model):
                 raise InUse(f"model {label}: other bytes of this name are in DRAM, and in use")
-            self._drop(model)
+            if label in self._pinned:
+                raise InUse(
+                    f"model {label}: other bytes of this name are in DRAM, and pinned: unpin it first"
+                )
             model = None
         if model is None:
             self._make_place(label, count)
@@ -199,14 +203,15 @@ class Models:
         return len(model.slots) < model.count
 
     def _make_place(self, label: str, count: int) -> None:
-        """Models leave for this one. Raises LimitExceeded, with nothing changed."""
+        """Models leave for this one, before all others that which has its name. Raises LimitExceeded, with nothing changed."""
         limit = self.capacity_bytes // self._slab_bytes if self._slab_bytes else 0
-        over = sum(model.count for model in self._by_label.values()) + count - limit
-        leaving: list[Resident] = []
+        replaced = self._by_label.get(label)
+        leaving = [replaced] if replaced is not None else []
+        over = sum(model.count for model in self._by_label.values() if model is not replaced) + count - limit
         for model in sorted(self._by_label.values(), key=lambda model: model.used_s):
             if over <= 0:
                 break
-            if not self._must_stay(model):
+            if model is not replaced and not self._must_stay(model):
                 leaving.append(model)
                 over -= model.count
         if over > 0:

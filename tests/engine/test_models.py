@@ -293,6 +293,27 @@ def test_other_bytes_of_a_name_replace_those_that_nobody_uses(world: World) -> N
     assert model.content == b"another 16 bytes" and not model.ready and len(world.labels()) == 1
 
 
+def test_other_bytes_of_a_name_that_are_refused_replace_nothing(world: World) -> None:
+    """Those that do not fit, and those of a name that is pinned; and of what fits without others no other one leaves."""
+    old = world.bring("m@1", 2)
+    other = world.bring("a@1", 1)
+    with pytest.raises(LimitExceeded):
+        world.begin("m@1", 5, b"another 16 bytes")
+    world.models.pins = lambda: {"m@1"}
+    world.engine.tick()
+    world.io.run()
+    with pytest.raises(InUse, match="m@1: other bytes of this name are in DRAM, and pinned"):
+        world.begin("m@1", 2, b"another 16 bytes")
+    assert world.labels() == ["m@1", "a@1"] and old.state == other.state == "whole"
+    assert world.is_true(old) and world.is_true(other)
+    world.models.pins = frozenset
+    world.clock_s += 100
+    world.engine.tick()
+    world.io.run()
+    _, model = world.begin("m@1", 3, b"another 16 bytes")
+    assert len(model.slots) == 3 and sorted(world.labels()) == ["a@1", "m@1"] and world.is_true(other)
+
+
 def test_a_restart_keeps_models(world: World) -> None:
     """The next daemon has it, verifies every slab before it is served, and KV keeps its place beside it."""
     world.store(*named(0, 4))
