@@ -181,7 +181,7 @@ def _read_chunk(chunk: Chunk, file: TreeFile, at: int) -> memoryview:
         is_whole = read_all(fd, content := memoryview(bytearray(chunk.size_bytes)), at)
     if not is_whole or xxhash.xxh3_128_digest(content) != chunk.checksum:
         raise FilesWrong(f"{file.place}: it is changed while it is published: publish what is complete")
-    return content
+    return content.toreadonly()  # else a store copies it
 
 
 async def store(objects: Objects, manifest: Manifest, read: Read, again: bool, progress: Progress) -> Stored:

@@ -351,6 +351,17 @@ def test_published_last_is_latest_whatever_clocks_say(tmp_path: Path) -> None:
     assert latest_after("c") == "c" and latest_after("b") == "c"
 
 
+def test_chunks_are_put_out_of_the_memory_that_they_were_read_into(tmp_path: Path) -> None:
+    """A store copies what somebody may still write into: that would be twice the memory that is promised."""
+
+    class Keeping(MemoryObjects):
+        async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
+            assert not name.startswith(CHUNKS) or memoryview(content).readonly
+            return await super().put(name, content, only_new)
+
+    assert put(Keeping(), make_model(tmp_path / "m")).put
+
+
 def test_an_intent_that_was_lost_ends_in_no_manifest(tmp_path: Path) -> None:
     """Whoever slept so long that its intent ran out finds that out before it names chunks that may be gone."""
     model = make_model(tmp_path / "m")
