@@ -192,15 +192,18 @@ class Home:
     def _main(self, model: str) -> str:
         """What its name alone stands for: "-" if that is nothing. The only revision that is whole, where who made it whole was
         killed before its name could stand for it."""
+        named, there = self._said_main(model), self._there(model)
+        return there[0] if named not in there and len(there) == 1 else named
+
+    def _said_main(self, model: str) -> str:
+        """What refs/main says, and nothing else: "-" where it is not there, or says nothing."""
         text = _content(self.path / f"{MODELS}{model}" / "refs" / MAIN).decode(errors="replace").strip()
-        named = text if is_model_name(text) else "-"
-        if self.place(model, named).is_dir():
-            return named
-        try:
-            [only] = os.listdir(self.place(model, named).parent)
-        except (OSError, ValueError):  # there is none, or several
-            return named
-        return only
+        return text if is_model_name(text) else "-"
+
+    def _there(self, model: str) -> list[str]:
+        """Its revisions on this disk."""
+        folder = self.path / f"{MODELS}{model}" / "snapshots"
+        return [name for name in _names(folder) if is_model_name(name) and (folder / name).is_dir()]
 
     def _revision(self, path: Path, model: str, revision: str) -> Revision:
         manifest, name = read_mark(path), name_of(model, revision)
@@ -295,7 +298,7 @@ class Home:
         return place
 
     def refer(self, model: str, revision: str, is_main: bool) -> None:
-        """Have its name stand for it, and the model's name alone, if it should or stands for nothing yet."""
+        """Have its name stand for it, and the model's name alone, if it should, or nothing else is there that it could stand for."""
         with self._locked():
             if self.place(model, revision).is_dir():
                 self._refer(model, revision, is_main)
@@ -303,10 +306,13 @@ class Home:
     def _refer(self, model: str, revision: str, is_main: bool) -> None:
         refs = self.path / f"{MODELS}{model}" / "refs"
         refs.mkdir(exist_ok=True)
-        is_free = not self.place(model, self._main(model)).is_dir()
-        for name in (revision, *((MAIN,) if is_main or is_free else ())):
-            if _content(refs / name) != revision.encode():
-                replace_file(refs / name, revision.encode(), _MODE)
+        main, there = self._said_main(model), self._there(model)
+        if is_main or main not in there:
+            others = [one for one in there if one != revision]
+            main = others[0] if not is_main and len(others) == 1 else revision  # what it stood for until now
+        for name, stands_for in ((revision, revision), (MAIN, main)):
+            if _content(refs / name) != stands_for.encode():
+                replace_file(refs / name, stands_for.encode(), _MODE)
 
     def _is_whole(self, manifest: Manifest) -> bool:
         try:

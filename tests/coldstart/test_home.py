@@ -64,6 +64,19 @@ def test_a_name_that_its_maker_could_not_give_any_more(tmp_path: Path, bring: Ca
         Home(tmp_path).find("a")
 
 
+def test_a_revision_that_is_named_takes_no_name_away(tmp_path: Path, bring: Callable[..., Path]) -> None:
+    """The first one is what the name stands for, in refs/main for others, too; the next ones change that only when it is gone. Who
+    made the first one may have been killed before it said so."""
+    main = bring("a", "r1").parents[1] / "refs" / home_module.MAIN
+    assert main.read_text() == "r1"
+    main.unlink()
+    bring("a", "r2")
+    assert main.read_text() == "r1" and Home(tmp_path).find("a").path.name == "r1"
+    Home(tmp_path).evict("a")
+    bring("a", "r3")
+    assert main.read_text() == "r2"
+
+
 def test_the_one_used_longest_ago_leaves(tmp_path: Path, bring: Callable[..., Path]) -> None:
     """A use counts, not when it came; with a model leaves what named it."""
     for model in ("a", "b", "c"):
