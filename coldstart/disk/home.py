@@ -157,7 +157,7 @@ class Home:
         """revision "": the one that the name stands for here. Raises ModelMissing, FilesWrong."""
         chosen = revision or self._main(model)
         path = self.place(model, chosen)
-        if not path.is_dir():
+        if not os.path.lexists(path):
             raise ModelMissing(
                 f"{name_of(model, revision)}: not on this disk, in {self.path}: kvstore model preload {name_of(model, revision)}"
             )
@@ -203,9 +203,11 @@ class Home:
     def _there(self, model: str) -> list[str]:
         """Its revisions on this disk."""
         folder = self.path / f"{MODELS}{model}" / "snapshots"
-        return [name for name in _names(folder) if is_model_name(name) and (folder / name).is_dir()]
+        return [name for name in _names(folder) if is_model_name(name) and _is_folder(folder / name)]
 
     def _revision(self, path: Path, model: str, revision: str) -> Revision:
+        if path.is_symlink() or path.is_file():
+            raise _not_ours(path)
         manifest, name = read_mark(path), name_of(model, revision)
         if manifest is None or manifest.name != manifest_name(model, revision):
             raise FilesWrong(f"{path / MARK}: is not there, or of another revision")
@@ -331,7 +333,7 @@ class Home:
     def _take_back(self, manifest: Manifest, path: Path) -> None:
         """What lies in its place and is not it, or not whole, is filled again; what is true of it stays. Raises InUse."""
         place = self.place(manifest.model, manifest.revision)
-        if not place.exists():
+        if not os.path.lexists(place):
             return
         with _holding(place) as is_free:
             if not is_free:
@@ -368,7 +370,7 @@ class Home:
             chosen = revision or self._main(model)
             path, name = self.place(model, chosen), name_of(model, chosen)
             had_start = self._drop_start(name)
-            if not path.is_dir():
+            if not os.path.lexists(path):
                 if had_start:
                     return chosen
                 raise ModelMissing(f"{name_of(model, revision)}: not on this disk, in {self.path}")
@@ -415,7 +417,8 @@ class Home:
         """The bytes of what was a revision and is none: cut off, its manifest damaged. What never was one is somebody else's."""
         there = {one.path for one in whole}
         marks = self.path.glob(f"{MODELS}*/snapshots/*/{MARK}")
-        return {mark.parent: _allocated_bytes(mark.parent) for mark in marks if mark.parent not in there}
+        found = {mark.parent for mark in marks if not mark.parent.is_symlink()} - there
+        return {path: _allocated_bytes(path) for path in found}
 
     def _candidates(
         self,
@@ -477,7 +480,9 @@ class Home:
 
     def _starts(self) -> dict[str, int]:
         """Start directories, and the bytes that they have."""
-        return {name: _allocated_bytes(self.path / _STARTS / name) for name in _names(self.path / _STARTS)}
+        return {
+            name: _allocated_bytes(self.path / _STARTS / name) for name in _revisions_in(self.path / _STARTS)
+        }
 
     def _is_start_over(self, name: str) -> bool:
         """Nobody starts from it, nor is about to, by the clock of files."""
@@ -501,8 +506,7 @@ class Home:
         return True
 
     def _begun(self) -> set[str]:
-        found = _names(self._under_way)
-        return {name for name in found if "~" not in name and (self._under_way / name).is_dir()}
+        return _revisions_in(self._under_way)
 
     def _begun_bytes(self, name: str) -> tuple[int, int]:
         """How large it will be, and how much of the disk it has."""
@@ -518,7 +522,7 @@ class Home:
         for name in _names(self._under_way):
             if name.endswith(_LEAVING):
                 _remove(self._under_way / name)
-        for name in _names(self.path / _STARTS):
+        for name in _revisions_in(self.path / _STARTS):
             if self.place(*name.partition("@")[::2]).is_dir() and self._is_start_over(name):
                 self._drop_start(name)
 
@@ -607,6 +611,23 @@ def _names(folder: Path) -> list[str]:
     return []
 
 
+def _is_folder(path: Path) -> bool:
+    """A real one: we make no links."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def _not_ours(path: Path) -> FilesWrong:
+    return FilesWrong(f"{path}: no directory of ours, but a file or a link: remove it")
+
+
+def _revisions_in(folder: Path) -> set[str]:
+    """Folders that have the name of a revision. Whatever else lies there is somebody else's."""
+    found = (
+        name for name in _names(folder) if name.count("@") == 1 and all(map(is_model_name, name.split("@")))
+    )
+    return {name for name in found if _is_folder(folder / name)}
+
+
 def _progress(under_way: Path) -> Path:
     return under_way.with_name(under_way.name + _PROGRESS)
 
@@ -618,20 +639,24 @@ def said_at(under_way: Path) -> Said | None:
 
 def shared(path: Path) -> int | None:
     """A descriptor of a revision's directory, whose lock keeps it where it is; None where it is gone. Blocks while somebody is
-    about to move it."""
+    about to move it. Raises FilesWrong, OSError."""
     return _with_lock(path, fcntl.LOCK_SH)
 
 
 def _held(path: Path) -> int | None:
-    """A descriptor of this directory, which nobody else has a lock on; None where somebody has, or it is not there."""
+    """A descriptor of this directory, which nobody else has a lock on; None where somebody has, or it is not there. Raises
+    FilesWrong, OSError."""
     return _with_lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _with_lock(path: Path, how: int) -> int | None:
+    """None for what may be otherwise in a moment; who asks again for ever, because something is a file or a link, hears it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return None
+    except NotADirectoryError as error:
+        raise _not_ours(path) from error
     with suppress(BlockingIOError, FileNotFoundError):
         fcntl.flock(fd, how)
         if os.path.samestat(os.fstat(fd), os.lstat(path)):
@@ -653,7 +678,7 @@ def _holding(path: Path) -> Iterator[bool]:
 
 def _is_held(path: Path, or_missing: bool = True) -> bool:
     """By somebody else. or_missing: or gone."""
-    if not or_missing and not path.exists():
+    if not or_missing and not os.path.lexists(path):
         return False
     with _holding(path) as is_free:
         return not is_free

@@ -278,7 +278,8 @@ def _is_filled(fd: int, at: int, size_bytes: int) -> bool:
 
 
 def use(directory: Path) -> None:
-    """Hold a revision until this process ends: nobody evicts it. Blocks while somebody is about to. Raises OSError."""
+    """Hold a revision until this process ends: nobody evicts it. Blocks while somebody is about to. Raises FilesWrong, OSError."""
+    directory = directory.resolve()  # a link to it is held as well
     if directory not in _used and (fd := shared(directory)) is not None:
         _used[directory] = fd
 

@@ -231,6 +231,47 @@ def test_what_is_filled_again_writes_into_its_own_files_only(
     assert files_at(outside) == {"copy": b"x" * 70_000, "2/w.bin": b"y" * 70_000}
 
 
+def test_what_is_no_directory_of_ours_is_said(tmp_path: Path, bring: Callable[..., Path]) -> None:
+    """A file or a link, dangling or to a revision, where a revision should be: whoever asks hears at once which it is, and nobody waits
+    for it, or follows it. The others are there as before."""
+    home, place = Home(tmp_path), bring("a")
+    os.rename(place, tmp_path / "elsewhere")
+    bring("b")
+    for path in (place, home.place_under_way("a", "r")):
+        for make in (
+            Path.touch,
+            lambda path: path.symlink_to(tmp_path / "elsewhere"),
+            lambda path: path.symlink_to("nowhere"),
+        ):
+            make(path)
+            with pytest.raises(FilesWrong, match=f"{path}: no directory of ours"):
+                bring("a")
+            if path == place:
+                for work in (home.use, home.evict):
+                    with pytest.raises(FilesWrong, match="no directory of ours"):
+                        work("a", "r")
+            bring("c", capacity=MODEL_BYTES)
+            bring("b", capacity=MODEL_BYTES)
+            assert there(tmp_path) == {"b"}
+            path.unlink()
+    assert (tmp_path / "elsewhere" / "w.bin").stat().st_size == MODEL_BYTES - 2
+    assert bring("a") == place
+
+
+@pytest.mark.parametrize("name", ["old", "a@b@c", "A@b", "@"])
+def test_a_folder_of_somebody_else_beside_ours_stays(
+    tmp_path: Path, bring: Callable[..., Path], name: str
+) -> None:
+    """What has not the name of a revision is neither counted, nor shown, nor removed for room, however it came there."""
+    for folder in (".under-way", ".starts"):
+        (tmp_path / folder / name).mkdir(parents=True)
+        (tmp_path / folder / name / "x").write_bytes(bytes(4096))
+    for model in "abcd":
+        bring(model)
+    assert there(tmp_path) == set("bcd") and Home(tmp_path).under_way() == []
+    assert (tmp_path / ".under-way" / name / "x").exists() and (tmp_path / ".starts" / name / "x").exists()
+
+
 def test_a_damaged_mark_is_no_revision(tmp_path: Path, bring: Callable[..., Path]) -> None:
     """It is said, it may be evicted, and preloading fills the place anew."""
     path = bring("a")
