@@ -5,7 +5,7 @@
     <dir>/models--<model>/refs/main, refs/<revision>               which revision a name stands for
     <dir>/.under-way/<model>@<revision>/...                        the same files, filled chunk by chunk
     <dir>/.under-way/<model>@<revision>~progress                   how far it is, for whoever waits
-    <dir>/.under-way/<model>@<revision>~leaving                    evicted: removed by whoever comes next, if it is still there
+    <dir>/.under-way/<model>@<revision>~<8 hex>~leaving            evicted: removed by whoever comes next, if it is still there
     <dir>/.pins/<model>@<revision>                                 never evicted
     <dir>/.starts/<model>@<revision>/                              to start from before it is here: coldstart/loading/start_dir.py
 
@@ -26,8 +26,9 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -261,9 +262,9 @@ class Home:
             raise Damaged(f"{manifest.name}: has a file {MARK}, which is ours")
         path = self._under_way / name_of(manifest.model, manifest.revision)
         with self._locked():
-            self._sweep()
             if self._is_whole(manifest) or _is_held(path, or_missing=False):
                 return None
+            self._sweep()
             self._take_back(manifest, path)
             is_new = not path.exists()
             path.mkdir(exist_ok=True)
@@ -363,7 +364,7 @@ class Home:
     # -- what leaves --
 
     def evict(self, model: str, revision: str = "") -> str:
-        """Its revision. Raises ModelMissing, InUse."""
+        """Its revision. Raises ModelMissing, InUse, FilesWrong."""
         if not self.path.is_dir():
             raise ModelMissing(f"{name_of(model, revision)}: not on this disk: there is no {self.path}")
         with self._locked():
@@ -382,13 +383,25 @@ class Home:
 
     def _make_room(self, manifest: Manifest, path: Path) -> None:
         """Raises NoRoom, with nothing changed."""
-        for _ in range(3):  # again, if one of them was used in this moment
-            if all(self._leave(*one) for one in self._leaving(manifest, path)):
+        tries, stuck = 3, set[Path]()
+        while (
+            tries
+        ):  # again, if one of them was used in this moment, and without those that cannot be removed
+            for at, name in self._leaving(manifest, path, stuck):
+                try:
+                    if self._leave(at, name):
+                        continue
+                    tries -= 1
+                except (OSError, FilesWrong) as error:
+                    log.warning("passed over, as it cannot leave: %s", error)
+                    stuck.add(at)
+                break
+            else:
                 return
         raise NoRoom(self._no_room(manifest))
 
-    def _leaving(self, manifest: Manifest, path: Path) -> list[tuple[Path, str]]:
-        """Who must leave, so that a revision fits that is filled at this path. Raises NoRoom."""
+    def _leaving(self, manifest: Manifest, path: Path, stuck: Collection[Path]) -> list[tuple[Path, str]]:
+        """Who must leave, so that a revision fits that is filled at this path; those that are stuck cannot. Raises NoRoom."""
         begun = {name: self._begun_bytes(name) for name in self._begun() if name != path.name}
         whole, starts = self.revisions(), self._starts()
         broken = self._broken(whole)
@@ -396,6 +409,7 @@ class Home:
         if self.capacity_bytes:
             held_bytes = sum(one.manifest.size_bytes for one in whole) + sum(broken.values())
             held_bytes += sum(size for size, _ in begun.values()) + sum(starts.values())
+            held_bytes += sum(map(_allocated_bytes, self._remains()))
             over_bytes = held_bytes + manifest.size_bytes - self.capacity_bytes
         promised_bytes = sum(max(0, size - there) for size, there in begun.values())
         missing_bytes = max(0, manifest.size_bytes - _allocated_bytes(path))
@@ -408,6 +422,8 @@ class Home:
             if candidate is None:
                 raise NoRoom(self._no_room(manifest))
             at, name, size_bytes = candidate
+            if at in stuck:
+                continue
             leaving.append((at, name))
             over_bytes -= size_bytes
             over_disk_bytes -= size_bytes
@@ -433,14 +449,14 @@ class Home:
             if self._is_start_over(name):
                 yield self.path / _STARTS / name, name, size_bytes
         for name, (size_bytes, _) in begun.items():
-            if not _is_held(self._under_way / name):
+            if _may_leave(self._under_way / name):
                 yield self._under_way / name, name, size_bytes
         for path, size_bytes in broken.items():
             model = path.parts[-3].removeprefix(MODELS)
-            if not self._pin(model, path.name).exists() and not _is_held(path):
+            if not self._pin(model, path.name).exists() and _may_leave(path):
                 yield path, name_of(model, path.name), size_bytes
         for one in reversed(whole):
-            if not one.is_pinned and not _is_held(one.path):
+            if not one.is_pinned and _may_leave(one.path):
                 yield one.path, one.name, one.manifest.size_bytes
 
     def _no_room(self, manifest: Manifest) -> str:
@@ -452,19 +468,26 @@ class Home:
         )
 
     def _leave(self, path: Path, name: str) -> bool:
-        """False where it is in use."""
+        """False where it is in use. Raises FilesWrong, OSError where it cannot be removed, or not all of it: the rest still counts."""
         if path.parent.name == _STARTS:
             return self._drop_start(name)
-        target = self._under_way / (name + _LEAVING)
+        _check_rights(path)
         with _holding(path) as is_free:
             if not is_free:
                 return False
-            _remove(target)
-            os.rename(path, target)
+            target = self._put_aside(path, name)
         self._forget(*name.split("@"))
-        _remove(target)
         _progress(self._under_way / name).unlink(missing_ok=True)
+        _remove_all(target)
         return True
+
+    def _put_aside(self, path: Path, name: str) -> Path:
+        """Where it is then: no matter who removes it, it has left. Raises OSError."""
+        target = (
+            self._under_way / f"{name}~{os.urandom(4).hex()}{_LEAVING}"
+        )  # remains of an earlier one may be there
+        os.rename(path, target)
+        return target
 
     def _forget(self, model: str, revision: str) -> None:
         """Names that stand for a revision which is gone, and folders with nothing in them."""
@@ -492,17 +515,16 @@ class Home:
             age_s = self._under_way.stat().st_mtime - path.lstat().st_mtime
         except OSError:  # gone
             return False
-        return age_s > START_STAYS_S and not _is_held(path)
+        return age_s > START_STAYS_S and _may_leave(path)
 
     def _drop_start(self, name: str) -> bool:
         """False where there is none, or an engine has it."""
-        path, target = self.path / _STARTS / name, self._under_way / f"{name}~start{_LEAVING}"
+        path = self.path / _STARTS / name
         with _holding(path) as is_free:
             if not is_free:
                 return False
-            _remove(target)
-            os.rename(path, target)
-        _remove(target)
+            target = self._put_aside(path, f"{name}~start")
+        _remove_all(target)
         return True
 
     def _begun(self) -> set[str]:
@@ -519,12 +541,19 @@ class Home:
 
     def _sweep(self) -> None:
         """What killed processes were removing, and start directories of what is here by now."""
-        for name in _names(self._under_way):
-            if name.endswith(_LEAVING):
-                _remove(self._under_way / name)
+        works: list[Callable[[], object]] = [partial(_remove_all, path) for path in self._remains()]
         for name in _revisions_in(self.path / _STARTS):
-            if self.place(*name.partition("@")[::2]).is_dir() and self._is_start_over(name):
-                self._drop_start(name)
+            if self.place(*name.split("@")).is_dir() and self._is_start_over(name):
+                works.append(partial(self._drop_start, name))
+        for work in works:
+            try:
+                work()
+            except (OSError, FilesWrong) as error:
+                log.warning("stays for now: %s", error)
+
+    def _remains(self) -> list[Path]:
+        """Of what has left, and could not be removed."""
+        return [self._under_way / name for name in _names(self._under_way) if name.endswith(_LEAVING)]
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -626,6 +655,33 @@ def _revisions_in(folder: Path) -> set[str]:
         name for name in _names(folder) if name.count("@") == 1 and all(map(is_model_name, name.split("@")))
     )
     return {name for name in found if _is_folder(folder / name)}
+
+
+def _may_leave(path: Path) -> bool:
+    """Nobody has it, and it can be removed; what nobody here can remove is somebody's own, and is said in the log."""
+    try:
+        _check_rights(path)
+        return not _is_held(path)
+    except (OSError, FilesWrong) as error:
+        log.warning("passed over, as it cannot leave: %s", error)
+        return False
+
+
+def _check_rights(path: Path) -> None:
+    """Raises FilesWrong where we may not remove it with all that is below it."""
+    for folder in (str(path.parent), *(inner for inner, _, _ in os.walk(path))):
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            raise FilesWrong(f"{folder}: no right to write there")
+
+
+def _remove_all(path: Path) -> None:
+    """Raises FilesWrong, which names it: what is below it says only how it is called itself."""
+    try:
+        _remove(path)
+    except OSError as error:
+        raise FilesWrong(
+            f"{path}: cannot be removed ({error.filename}: {error.strerror}): remove it"
+        ) from error
 
 
 def _progress(under_way: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -270,6 +272,44 @@ def test_a_folder_of_somebody_else_beside_ours_stays(
         bring(model)
     assert there(tmp_path) == set("bcd") and Home(tmp_path).under_way() == []
     assert (tmp_path / ".under-way" / name / "x").exists() and (tmp_path / ".starts" / name / "x").exists()
+
+
+@pytest.mark.parametrize("what", ["rename", "access", "_remove"])
+def test_what_cannot_leave_is_passed_over(
+    tmp_path: Path, bring: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """One that may not be moved, one that has a folder of somebody else, or what is left of one: it is said, the next one leaves, and
+    its bytes still count. Where the rest is too small, nothing leaves."""
+    home, bring = Home(tmp_path), partial(bring, capacity=3 * MODEL_BYTES + 32768)
+    for model in "abc":
+        bring(model)
+    place = home.place("a", "r")
+    of = home_module if what == "_remove" else os
+    real = getattr(of, what)
+
+    def refused(path: Path, *arguments: object) -> object:
+        if str(path).startswith((str(place), str(tmp_path / ".under-way/a@r~"))):
+            if what == "access":
+                return False
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "x.json")
+        return real(path, *arguments)
+
+    monkeypatch.setattr(of, what, refused)
+    bring("d")
+    stay = {"rename": "acd", "access": "acd", "_remove": "cd"}[what]
+    assert there(tmp_path) == set(stay)
+    bring("e")
+    home.pin("e")
+    with pytest.raises(NoRoom):
+        bring("f", size_bytes=2 * MODEL_BYTES)  # as much as is not pinned
+    assert there(tmp_path) == set(stay) - {"c"} | {"e"}
+    if what != "_remove":
+        with pytest.raises((FilesWrong, PermissionError)):
+            home.evict("a")
+    monkeypatch.undo()
+    bring("g")
+    assert there(tmp_path) == set("deg")
+    assert not list((tmp_path / ".under-way").iterdir())
 
 
 def test_a_damaged_mark_is_no_revision(tmp_path: Path, bring: Callable[..., Path]) -> None:
