@@ -29,6 +29,9 @@ from tiers.together import in_full, together
 STREAMS: Final = 16  # chunks under way; each has memory for one
 RATE_S: Final = 5.0  # the rate is that of so long
 
+# As the kernel says it; the second and the third one to who reads past the page cache.
+_BAD_SECTOR: Final = (errno.EIO, errno.ENODATA, errno.EILSEQ)
+
 T = TypeVar("T")
 
 
@@ -143,22 +146,13 @@ class Filling:
     def _missing(self, chunk: Chunk, runs: Sequence[Run], there: Sequence[Run], slot: Slot) -> list[Run]:
         """The runs that are not on disk, or not true; if some are, the chunk is in the slot, as for the first run. there: those
         that may be."""
-        true = [run for run in there if self._is_true(chunk, run, slot)]
+        true = [run for run in there if is_true(self._tree, chunk, run, slot)]
         if true and len(true) < len(runs):
-            found = self._tree.read(true[0].path, true[0].at, slot, chunk.size_bytes)
-            if found is None or digest(content := bytes(found)) != chunk.checksum:
+            if not is_true(self._tree, chunk, true[0], slot):
                 return list(runs)
+            content = bytes(slot.run(true[0].at, chunk.size_bytes))
             slot.run(runs[0].at, chunk.size_bytes)[:] = content
         return [run for run in runs if run not in true]
-
-    def _is_true(self, chunk: Chunk, run: Run, slot: Slot) -> bool:
-        try:
-            found = self._tree.read(run.path, run.at, slot, chunk.size_bytes)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            return False  # a bad sector: writing gives it another one
-        return found is not None and digest(found) == chunk.checksum
 
     def _write(self, chunk: Chunk, runs: Sequence[Run], missing: Sequence[Run], slot: Slot) -> None:
         content = slot.run(runs[0].at, chunk.size_bytes)
@@ -169,6 +163,18 @@ class Filling:
         return await in_full(
             asyncio.get_running_loop().run_in_executor(self._threads, lambda: work(*arguments))
         )
+
+
+def is_true(tree: Tree, chunk: Chunk, run: Run, slot: Slot) -> bool:
+    """Whether a run on disk is what its chunk says; it is in the slot then. A bad sector is not: writing gives it another one.
+    Blocks; raises OSError."""
+    try:
+        found = tree.read(run.path, run.at, slot, chunk.size_bytes)
+    except OSError as error:
+        if error.errno not in _BAD_SECTOR:
+            raise
+        return False
+    return found is not None and digest(found) == chunk.checksum
 
 
 def runs_of(manifest: Manifest) -> dict[Chunk, list[Run]]:

@@ -448,8 +448,9 @@ class Home:
         for name, size_bytes in starts.items():
             if self._is_start_over(name):
                 yield self.path / _STARTS / name, name, size_bytes
+        pins = self.pins()  # also of one that is being mended
         for name, (size_bytes, _) in begun.items():
-            if _may_leave(self._under_way / name):
+            if name not in pins and _may_leave(self._under_way / name):
                 yield self._under_way / name, name, size_bytes
         for path, size_bytes in broken.items():
             model = path.parts[-3].removeprefix(MODELS)

@@ -58,10 +58,11 @@ async def preload(
     """
     chosen = revision or (await find(objects, model)).revision
     progress = progress or Progress()
-    if is_verified:
-        await asyncio.to_thread(_take_back, home, model, chosen)
     is_new = False
     manifest: Manifest | None = None
+    if is_verified and await asyncio.to_thread(_is_untrue, home, model, chosen):
+        manifest = await read(objects, name_of(model, chosen))  # else what it has stays as it is
+        await asyncio.to_thread(home.take_back, manifest)
     while (found := await asyncio.to_thread(_whole, home, model, chosen)) is None:
         manifest = manifest or await read(objects, name_of(model, chosen))
         filling = await _begun(home, manifest)
@@ -99,11 +100,14 @@ async def _begun(home: Home, manifest: Manifest) -> UnderWay | None:
         raise
 
 
-def _take_back(home: Home, model: str, revision: str) -> None:
-    """Have it filled again if it is not true. Raises InUse."""
-    found = _whole(home, model, revision)
-    if found is not None and untrue(found.path, found.manifest):
-        home.take_back(found.manifest)
+def _is_untrue(home: Home, model: str, revision: str) -> bool:
+    """It is here, and not what it should be."""
+    try:
+        use = home.use(model, revision)
+    except (ModelMissing, FilesWrong):
+        return False
+    with use:
+        return bool(untrue(use.path, use.manifest))
 
 
 def _others(home: Home) -> dict[Path, Manifest]:

@@ -21,12 +21,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from coldstart.blocks import Tree, slots
-from coldstart.disk.filling import Run, runs_of
+from coldstart.disk.filling import Run, is_true, runs_of
 from coldstart.disk.home import MARK, MODELS, Home, Use, default_models_dir, name_of, parse_name
 from coldstart.errors import FilesWrong
 from coldstart.published.cutting import TensorPlace, read_header
 from replication.formats.manifests import Chunk, Manifest
-from tiers.checksum import digest
 
 if TYPE_CHECKING:
     import torch
@@ -133,7 +132,8 @@ def open_model(name: str | Path, models_dir: Path | None = None, is_verified: bo
 
 
 def untrue(root: Path, manifest: Manifest) -> list[Run]:
-    """The runs of a revision's files whose bytes are not those of its chunks. Reads all of them; blocks. Raises OSError."""
+    """The runs of a revision's files whose bytes are not those of its chunks. Reads all of them; blocks. Raises OSError. Who asks
+    has a `Use`, so that nobody takes them away meanwhile."""
     tree, largest = Tree(root), max((chunk.size_bytes for chunk in manifest.chunks), default=1)
     jobs = [(chunk, run) for chunk, runs in runs_of(manifest).items() for run in runs]
     ring = slots(VERIFY_THREADS, largest)
@@ -142,8 +142,7 @@ def untrue(root: Path, manifest: Manifest) -> list[Run]:
         chunk, run = job
         slot = ring.pop()
         try:
-            found = tree.read(run.path, run.at, slot, chunk.size_bytes)
-            return found is None or digest(found) != chunk.checksum
+            return not is_true(tree, chunk, run, slot)
         finally:
             ring.append(slot)
 

@@ -158,6 +158,17 @@ def test_what_was_begun_and_given_up_leaves_first(tmp_path: Path, bring: Callabl
     assert there(tmp_path) == {"a", "b", "c"} and home.under_way() == []
 
 
+def test_what_is_pinned_stays_while_it_is_mended(tmp_path: Path, bring: Callable[..., Path]) -> None:
+    """Whoever mends it was killed: what it has is no room for others."""
+    home = Home(tmp_path)
+    bring("a")
+    home.pin("a")
+    home.take_back(home.find("a").manifest)
+    for model in "bcd":
+        bring(model)
+    assert there(tmp_path) == {"c", "d"} and [name for name, _ in home.under_way()] == ["a@r"]
+
+
 def test_a_disk_that_is_too_small_is_refused_before_anything_starts(
     tmp_path: Path, bring: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import tempfile
@@ -17,11 +18,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coldstart import blocks
+from coldstart import blocks, open_model
+from coldstart.disk import reading
 from coldstart.disk.filling import Progress
 from coldstart.disk.home import Home
 from coldstart.disk.preload import Preloaded, preload
-from coldstart.errors import ChunkDamaged, FilesWrong, ModelMissing
+from coldstart.errors import ChunkDamaged, FilesWrong, InUse, ModelMissing
 from replication.errors import ReplicationError
 from replication.formats.manifests import MIB, Manifest
 from tests.coldstart.models import Cuts, cut_evenly, files_at, made, put, random_files
@@ -226,6 +228,65 @@ def test_what_was_damaged_on_disk_is_mended(tmp_path: Path) -> None:
     assert not asyncio.run(preload(objects, home, "m")).is_new
     assert asyncio.run(preload(objects, home, "m", is_verified=True)).is_new
     assert path.read_bytes() == files["f2.bin"] and sum(objects.reads.values()) == 1
+
+
+def test_what_the_bucket_has_no_more_stays_where_it_is(tmp_path: Path) -> None:
+    """A damaged revision is better than none: nothing is changed before it is known how it is mended."""
+    objects, home = Counted(), Home(tmp_path)
+    files = random_files(random.Random(3), MIB)
+    manifest = asyncio.run(filled(objects, files, cut_evenly(files, 300_000)))
+    path = asyncio.run(preload(objects, home, "m")).path / "f2.bin"
+    path.write_bytes(flip(path.read_bytes(), 5))
+    asyncio.run(objects.delete([manifest.name]))
+    with pytest.raises(ModelMissing):
+        asyncio.run(preload(objects, home, "m", "r1", is_verified=True))
+    assert home.find("m", "r1").path == path.parent and home.under_way() == []
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENODATA])
+def test_a_bad_sector_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Bytes that cannot be read are found by who verifies, with the place, and written again by a preload."""
+    objects, home = Counted(), Home(tmp_path)
+    files = random_files(random.Random(3), 2 * MIB)
+    asyncio.run(filled(objects, files, cut_evenly(files, 300_000)))
+    path = asyncio.run(preload(objects, home, "m")).path
+    inode, real, write = (path / "f2.bin").stat().st_ino, blocks.RunsFile.read, blocks.Tree.write
+    bad = {(inode, 300_000)}
+
+    def read(file: blocks.RunsFile, view: memoryview, at: int) -> bool:
+        if (os.fstat(file.fd).st_ino, at) in bad:
+            raise OSError(number, os.strerror(number))
+        return real(file, view, at)
+
+    def mended(tree: blocks.Tree, name: str, at: int, *arguments: Any) -> None:
+        bad.discard(((tree.root / name).stat().st_ino, at))
+        write(tree, name, at, *arguments)
+
+    monkeypatch.setattr(blocks.RunsFile, "read", read)
+    monkeypatch.setattr(blocks.Tree, "write", mended)
+    with pytest.raises(FilesWrong, match=r"f2\.bin: damaged at byte 300000"):
+        open_model("m", tmp_path, is_verified=True)
+    objects.reads.clear()
+    assert asyncio.run(preload(objects, home, "m", is_verified=True)).is_new and not bad
+    assert files_at(path) == files and sum(objects.reads.values()) == 1
+
+
+def test_nobody_takes_away_what_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who would evict it hears that it is in use."""
+    objects, home = Counted(), Home(tmp_path)
+    files = random_files(random.Random(3), MIB)
+    asyncio.run(filled(objects, files, cut_evenly(files, 300_000)))
+    asyncio.run(preload(objects, home, "m"))
+    refused = []
+
+    def evicted(*arguments: Any) -> bool:
+        with pytest.raises(InUse) as raised:
+            home.evict("m")
+        refused.append(raised)
+        return True
+
+    monkeypatch.setattr(reading, "is_true", evicted)
+    assert not asyncio.run(preload(objects, home, "m", is_verified=True)).is_new and refused
 
 
 def test_a_file_that_was_cut_off_is_whole_again(tmp_path: Path) -> None:
