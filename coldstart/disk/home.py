@@ -21,11 +21,9 @@ When a revision was used last is the time of its manifest file.
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import shutil
-import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -35,6 +33,22 @@ from typing import Final, NamedTuple, Self
 import msgspec
 
 from coldstart.blocks import allocate
+from coldstart.disk.folders import (
+    allocated_bytes,
+    check_rights,
+    held,
+    holding,
+    is_folder,
+    is_held,
+    locked,
+    make_way,
+    may_leave,
+    names_in,
+    not_ours,
+    remove,
+    remove_all,
+    shared,
+)
 from coldstart.errors import FilesWrong, InUse, ModelMissing, NoRoom
 from replication.errors import Damaged
 from replication.formats.manifests import (
@@ -176,8 +190,8 @@ class Home:
     def revisions(self) -> list[Revision]:
         """Those that are whole, the one used last first."""
         found = []
-        for folder in filter(lambda name: name.startswith(MODELS), _names(self.path)):
-            for revision in _names(self.path / folder / "snapshots"):
+        for folder in filter(lambda name: name.startswith(MODELS), names_in(self.path)):
+            for revision in names_in(self.path / folder / "snapshots"):
                 model = folder.removeprefix(MODELS)
                 with suppress(ModelMissing, FilesWrong):
                     found.append(self._revision(self.place(model, revision), model, revision))
@@ -188,7 +202,7 @@ class Home:
         return [(name, said_at(self._under_way / name)) for name in sorted(self._begun())]
 
     def is_used(self, model: str, revision: str) -> bool:
-        return _is_held(self.place(model, revision))
+        return is_held(self.place(model, revision))
 
     def _main(self, model: str) -> str:
         """What its name alone stands for: "-" if that is nothing. The only revision that is whole, where who made it whole was
@@ -204,11 +218,11 @@ class Home:
     def _there(self, model: str) -> list[str]:
         """Its revisions on this disk."""
         folder = self.path / f"{MODELS}{model}" / "snapshots"
-        return [name for name in _names(folder) if is_model_name(name) and _is_folder(folder / name)]
+        return [name for name in names_in(folder) if is_model_name(name) and is_folder(folder / name)]
 
     def _revision(self, path: Path, model: str, revision: str) -> Revision:
         if path.is_symlink() or path.is_file():
-            raise _not_ours(path)
+            raise not_ours(path)
         manifest, name = read_mark(path), name_of(model, revision)
         if manifest is None or manifest.name != manifest_name(model, revision):
             raise FilesWrong(f"{path / MARK}: is not there, or of another revision")
@@ -244,7 +258,7 @@ class Home:
 
     def pins(self) -> set[str]:
         """Names of those that are pinned."""
-        return set(_names(self.path / _PINS))
+        return set(names_in(self.path / _PINS))
 
     def _pin(self, model: str, revision: str) -> Path:
         return self.path / _PINS / name_of(model, revision)
@@ -262,13 +276,13 @@ class Home:
             raise Damaged(f"{manifest.name}: has a file {MARK}, which is ours")
         path = self._under_way / name_of(manifest.model, manifest.revision)
         with self._locked():
-            if self._is_whole(manifest) or _is_held(path, or_missing=False):
+            if self._is_whole(manifest) or is_held(path, or_missing=False):
                 return None
             self._sweep()
             self._take_back(manifest, path)
             is_new = not path.exists()
             path.mkdir(exist_ok=True)
-            fd = _held(path)
+            fd = held(path)
             if fd is None:
                 return None
             try:
@@ -336,21 +350,21 @@ class Home:
         place = self.place(manifest.model, manifest.revision)
         if not os.path.lexists(place):
             return
-        with _holding(place) as is_free:
+        with holding(place) as is_free:
             if not is_free:
                 raise InUse(f"{place}: damaged, and in use: end what uses it, and preload it again")
-            _remove(path)
+            remove(path)
             os.rename(place, path)
 
     def _allocate(self, manifest: Manifest, path: Path) -> None:
         mark = path / MARK
         if not _says(path, manifest):  # of another one, or not there
             for entry in path.iterdir():
-                _remove(entry)
+                remove(entry)
         own, folders = set[tuple[int, int]](), {path}
         for file in manifest.files:
             target = path / file.path
-            _make_way(target, folders)
+            make_way(target, folders)
             allocate(target, file.size_bytes)
             found = target.lstat()
             if (found.st_dev, found.st_ino) in own:
@@ -409,10 +423,10 @@ class Home:
         if self.capacity_bytes:
             held_bytes = sum(one.manifest.size_bytes for one in whole) + sum(broken.values())
             held_bytes += sum(size for size, _ in begun.values()) + sum(starts.values())
-            held_bytes += sum(map(_allocated_bytes, self._remains()))
+            held_bytes += sum(map(allocated_bytes, self._remains()))
             over_bytes = held_bytes + manifest.size_bytes - self.capacity_bytes
         promised_bytes = sum(max(0, size - there) for size, there in begun.values())
-        missing_bytes = max(0, manifest.size_bytes - _allocated_bytes(path))
+        missing_bytes = max(0, manifest.size_bytes - allocated_bytes(path))
         if missing_bytes:
             over_disk_bytes = missing_bytes + promised_bytes + NVME_HEADROOM_BYTES - free_bytes(self.path)
         leaving: list[tuple[Path, str]] = []
@@ -434,7 +448,7 @@ class Home:
         there = {one.path for one in whole}
         marks = self.path.glob(f"{MODELS}*/snapshots/*/{MARK}")
         found = {mark.parent for mark in marks if not mark.parent.is_symlink()} - there
-        return {path: _allocated_bytes(path) for path in found}
+        return {path: allocated_bytes(path) for path in found}
 
     def _candidates(
         self,
@@ -450,14 +464,14 @@ class Home:
                 yield self.path / _STARTS / name, name, size_bytes
         pins = self.pins()  # also of one that is being mended
         for name, (size_bytes, _) in begun.items():
-            if name not in pins and _may_leave(self._under_way / name):
+            if name not in pins and may_leave(self._under_way / name):
                 yield self._under_way / name, name, size_bytes
         for path, size_bytes in broken.items():
             model = path.parts[-3].removeprefix(MODELS)
-            if not self._pin(model, path.name).exists() and _may_leave(path):
+            if not self._pin(model, path.name).exists() and may_leave(path):
                 yield path, name_of(model, path.name), size_bytes
         for one in reversed(whole):
-            if not one.is_pinned and _may_leave(one.path):
+            if not one.is_pinned and may_leave(one.path):
                 yield one.path, one.name, one.manifest.size_bytes
 
     def _no_room(self, manifest: Manifest) -> str:
@@ -472,14 +486,14 @@ class Home:
         """False where it is in use. Raises FilesWrong, OSError where it cannot be removed, or not all of it: the rest still counts."""
         if path.parent.name == _STARTS:
             return self._drop_start(name)
-        _check_rights(path)
-        with _holding(path) as is_free:
+        check_rights(path)
+        with holding(path) as is_free:
             if not is_free:
                 return False
             target = self._put_aside(path, name)
         self._forget(*name.split("@"))
         _progress(self._under_way / name).unlink(missing_ok=True)
-        _remove_all(target)
+        remove_all(target)
         return True
 
     def _put_aside(self, path: Path, name: str) -> Path:
@@ -505,7 +519,7 @@ class Home:
     def _starts(self) -> dict[str, int]:
         """Start directories, and the bytes that they have."""
         return {
-            name: _allocated_bytes(self.path / _STARTS / name) for name in _revisions_in(self.path / _STARTS)
+            name: allocated_bytes(self.path / _STARTS / name) for name in _revisions_in(self.path / _STARTS)
         }
 
     def _is_start_over(self, name: str) -> bool:
@@ -516,16 +530,16 @@ class Home:
             age_s = self._under_way.stat().st_mtime - path.lstat().st_mtime
         except OSError:  # gone
             return False
-        return age_s > START_STAYS_S and _may_leave(path)
+        return age_s > START_STAYS_S and may_leave(path)
 
     def _drop_start(self, name: str) -> bool:
         """False where there is none, or an engine has it."""
         path = self.path / _STARTS / name
-        with _holding(path) as is_free:
+        with holding(path) as is_free:
             if not is_free:
                 return False
             target = self._put_aside(path, f"{name}~start")
-        _remove_all(target)
+        remove_all(target)
         return True
 
     def _begun(self) -> set[str]:
@@ -534,7 +548,7 @@ class Home:
     def _begun_bytes(self, name: str) -> tuple[int, int]:
         """How large it will be, and how much of the disk it has."""
         path = self._under_way / name
-        there_bytes = _allocated_bytes(path)
+        there_bytes = allocated_bytes(path)
         with suppress(FilesWrong):
             if (manifest := read_mark(path)) is not None:
                 return manifest.size_bytes, there_bytes
@@ -542,7 +556,7 @@ class Home:
 
     def _sweep(self) -> None:
         """What killed processes were removing, and start directories of what is here by now."""
-        works: list[Callable[[], object]] = [partial(_remove_all, path) for path in self._remains()]
+        works: list[Callable[[], object]] = [partial(remove_all, path) for path in self._remains()]
         for name in _revisions_in(self.path / _STARTS):
             if self.place(*name.split("@")).is_dir() and self._is_start_over(name):
                 works.append(partial(self._drop_start, name))
@@ -554,24 +568,13 @@ class Home:
 
     def _remains(self) -> list[Path]:
         """Of what has left, and could not be removed."""
-        return [self._under_way / name for name in _names(self._under_way) if name.endswith(_LEAVING)]
+        return [self._under_way / name for name in names_in(self._under_way) if name.endswith(_LEAVING)]
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self._under_way.mkdir(parents=True, exist_ok=True)
         with locked(self._under_way):
             yield
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """By nobody else meanwhile: waits for those that have it. Raises OSError."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def name_of(model: str, revision: str) -> str:
@@ -634,55 +637,12 @@ def _content(path: Path) -> bytes:
     return b""
 
 
-def _names(folder: Path) -> list[str]:
-    """What lies in it; [] where it is not there, or goes in this moment."""
-    with suppress(OSError):
-        return os.listdir(folder)
-    return []
-
-
-def _is_folder(path: Path) -> bool:
-    """A real one: we make no links."""
-    return path.is_dir() and not path.is_symlink()
-
-
-def _not_ours(path: Path) -> FilesWrong:
-    return FilesWrong(f"{path}: no directory of ours, but a file or a link: remove it")
-
-
 def _revisions_in(folder: Path) -> set[str]:
     """Folders that have the name of a revision. Whatever else lies there is somebody else's."""
     found = (
-        name for name in _names(folder) if name.count("@") == 1 and all(map(is_model_name, name.split("@")))
+        name for name in names_in(folder) if name.count("@") == 1 and all(map(is_model_name, name.split("@")))
     )
-    return {name for name in found if _is_folder(folder / name)}
-
-
-def _may_leave(path: Path) -> bool:
-    """Nobody has it, and it can be removed; what nobody here can remove is somebody's own, and is said in the log."""
-    try:
-        _check_rights(path)
-        return not _is_held(path)
-    except (OSError, FilesWrong) as error:
-        log.warning("passed over, as it cannot leave: %s", error)
-        return False
-
-
-def _check_rights(path: Path) -> None:
-    """Raises FilesWrong where we may not remove it with all that is below it."""
-    for folder in (str(path.parent), *(inner for inner, _, _ in os.walk(path))):
-        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            raise FilesWrong(f"{folder}: no right to write there")
-
-
-def _remove_all(path: Path) -> None:
-    """Raises FilesWrong, which names it: what is below it says only how it is called itself."""
-    try:
-        _remove(path)
-    except OSError as error:
-        raise FilesWrong(
-            f"{path}: cannot be removed ({error.filename}: {error.strerror}): remove it"
-        ) from error
+    return {name for name in found if is_folder(folder / name)}
 
 
 def _progress(under_way: Path) -> Path:
@@ -692,84 +652,3 @@ def _progress(under_way: Path) -> Path:
 def said_at(under_way: Path) -> Said | None:
     """How far the revision is that is filled there, as its process said last."""
     return said_in(_content(_progress(under_way)))
-
-
-def shared(path: Path) -> int | None:
-    """A descriptor of a revision's directory, whose lock keeps it where it is; None where it is gone. Blocks while somebody is
-    about to move it. Raises FilesWrong, OSError."""
-    return _with_lock(path, fcntl.LOCK_SH)
-
-
-def _held(path: Path) -> int | None:
-    """A descriptor of this directory, which nobody else has a lock on; None where somebody has, or it is not there. Raises
-    FilesWrong, OSError."""
-    return _with_lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _with_lock(path: Path, how: int) -> int | None:
-    """None for what may be otherwise in a moment; who asks again for ever, because something is a file or a link, hears it."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    except NotADirectoryError as error:
-        raise _not_ours(path) from error
-    with suppress(BlockingIOError, FileNotFoundError):
-        fcntl.flock(fd, how)
-        if os.path.samestat(os.fstat(fd), os.lstat(path)):
-            return fd
-    os.close(fd)
-    return None
-
-
-@contextmanager
-def _holding(path: Path) -> Iterator[bool]:
-    """Whether nobody else has a lock on this directory: then we have it meanwhile."""
-    fd = _held(path)
-    try:
-        yield fd is not None
-    finally:
-        if fd is not None:
-            os.close(fd)
-
-
-def _is_held(path: Path, or_missing: bool = True) -> bool:
-    """By somebody else. or_missing: or gone."""
-    if not or_missing and not os.path.lexists(path):
-        return False
-    with _holding(path) as is_free:
-        return not is_free
-
-
-def _allocated_bytes(path: Path) -> int:
-    total_bytes = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            with suppress(OSError):
-                total_bytes += os.lstat(os.path.join(folder, name)).st_blocks * 512
-    return total_bytes
-
-
-def _make_way(target: Path, folders: set[Path]) -> None:
-    """For a file of its own: links on its way, what is no folder there, and a file that has other names, too, are removed, so that
-    nothing is written elsewhere. folders: those that are known to be some."""
-    folder, missing = target.parent, list[Path]()
-    while folder not in folders:
-        missing.append(folder)
-        folder = folder.parent
-    for folder in reversed(missing):
-        if folder.is_symlink() or not folder.is_dir():
-            folder.unlink(missing_ok=True)
-            folder.mkdir()
-        folders.add(folder)
-    with suppress(FileNotFoundError):
-        found = target.lstat()
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            _remove(target)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from coldstart.disk.home import locked
+from coldstart.disk.folders import locked
 from coldstart.disk.sources import true_chunk
 from coldstart.errors import ChunkDamaged, FilesWrong, ModelError, NoRoom
 from replication.errors import Damaged

@@ -32,7 +32,8 @@ import xxhash
 from msgspec import Meta
 
 from coldstart.blocks import RunsFile
-from coldstart.disk.home import Home, name_of, read_mark, said_at, shared
+from coldstart.disk.folders import shared
+from coldstart.disk.home import Home, name_of, read_mark, said_at
 from coldstart.disk.sources import THIS_DISK, true_chunk
 from coldstart.errors import FilesWrong, ModelError
 from coldstart.loading.loading import Chunks, WholeFiles, weight_file

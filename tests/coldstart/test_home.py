@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from coldstart.disk import folders
 from coldstart.disk import home as home_module
 from coldstart.disk.home import START_STAYS_S, Home, name_of, parse_name
 from coldstart.disk.preload import preload
@@ -285,7 +286,7 @@ def test_a_folder_of_somebody_else_beside_ours_stays(
     assert (tmp_path / ".under-way" / name / "x").exists() and (tmp_path / ".starts" / name / "x").exists()
 
 
-@pytest.mark.parametrize("what", ["rename", "access", "_remove"])
+@pytest.mark.parametrize("what", ["rename", "access", "remove"])
 def test_what_cannot_leave_is_passed_over(
     tmp_path: Path, bring: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -295,7 +296,7 @@ def test_what_cannot_leave_is_passed_over(
     for model in "abc":
         bring(model)
     place = home.place("a", "r")
-    of = home_module if what == "_remove" else os
+    of = folders if what == "remove" else os
     real = getattr(of, what)
 
     def refused(path: Path, *arguments: object) -> object:
@@ -307,14 +308,14 @@ def test_what_cannot_leave_is_passed_over(
 
     monkeypatch.setattr(of, what, refused)
     bring("d")
-    stay = {"rename": "acd", "access": "acd", "_remove": "cd"}[what]
+    stay = {"rename": "acd", "access": "acd", "remove": "cd"}[what]
     assert there(tmp_path) == set(stay)
     bring("e")
     home.pin("e")
     with pytest.raises(NoRoom):
         bring("f", size_bytes=2 * MODEL_BYTES)  # as much as is not pinned
     assert there(tmp_path) == set(stay) - {"c"} | {"e"}
-    if what != "_remove":
+    if what != "remove":
         with pytest.raises((FilesWrong, PermissionError)):
             home.evict("a")
     monkeypatch.undo()
