@@ -38,7 +38,7 @@ ROOT_FILES_MAX = 10
 # usually a cut elsewhere; what has shrunk is lowered.
 LINES_MAX = {
     "coldstart": 340,
-    "coldstart/disk": 1390,
+    "coldstart/disk": 1550,
     "coldstart/fleet": 1290,
     "coldstart/loading": 1520,
     "coldstart/published": 1040,
@@ -66,7 +66,7 @@ LINES_MAX = {
     "kvstore/security": 900,
     "kvstore/tools": 160,
     "kvstore/tools/bench": 1120,
-    "kvstore/tools/cli": 10030,
+    "kvstore/tools/cli": 10045,
     "kvstore/tools/doctor": 1980,
     "kvstore/tools/pages": 120,
     "kvstore/tools/replay": 1200,

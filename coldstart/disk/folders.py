@@ -6,7 +6,9 @@ still lies where it was. What is a file or a link where a folder should be is no
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import filecmp
 import logging
 import os
 import shutil
@@ -16,6 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from coldstart.errors import FilesWrong
+
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 log = logging.getLogger("coldstart.folders")
 
@@ -102,6 +106,41 @@ def may_leave(path: Path) -> bool:
     except (OSError, FilesWrong) as error:
         log.warning("passed over, as it cannot leave: %s", error)
         return False
+
+
+def is_same(one: Path, other: Path) -> bool:
+    """Whether two folders have the same files, byte by byte."""
+    with suppress(OSError):
+        found = _files(one)
+        return found == _files(other) and all(
+            filecmp.cmp(one / name, other / name, shallow=False) for name in found
+        )
+    return False
+
+
+def _files(root: Path) -> dict[str, tuple[int, int]]:
+    """Of which kind each is, and how long."""
+    paths = (os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names)
+    found = {os.path.relpath(path, root): os.lstat(path) for path in paths}
+    return {name: (stat.S_IFMT(one.st_mode), one.st_size) for name, one in found.items()}
+
+
+def put_in_place(new: Path, place: Path) -> None:
+    """What was there, if anything, is removed. There is one at every instant, where the file system can exchange two. Raises OSError."""
+    if not os.path.lexists(place):
+        os.rename(new, place)
+    elif not _exchanged(new, place):
+        os.rename(place, aside := new.with_name(f"~{new.name}"))
+        os.rename(new, place)
+        remove(aside)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """False where there is no such call, or not for this file system. What was at the other path is at this one then."""
+    call = getattr(ctypes.CDLL(None), "renameat2", None)
+    return call is not None and not call(
+        _HERE, os.fsencode(one), _HERE, os.fsencode(other), ctypes.c_uint(_EXCHANGE)
+    )
 
 
 def check_rights(path: Path) -> None:

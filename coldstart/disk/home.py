@@ -25,7 +25,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Self
@@ -40,11 +40,13 @@ from coldstart.disk.folders import (
     holding,
     is_folder,
     is_held,
+    is_same,
     locked,
     make_way,
     may_leave,
     names_in,
     not_ours,
+    put_in_place,
     remove,
     remove_all,
     shared,
@@ -352,7 +354,9 @@ class Home:
             return
         with holding(place) as is_free:
             if not is_free:
-                raise InUse(f"{place}: damaged, and in use: end what uses it, and preload it again")
+                raise InUse(
+                    f"{place}: damaged, or published anew with other files, and in use: end what uses it, and preload it again"
+                )
             remove(path)
             os.rename(place, path)
 
@@ -498,9 +502,7 @@ class Home:
 
     def _put_aside(self, path: Path, name: str) -> Path:
         """Where it is then: no matter who removes it, it has left. Raises OSError."""
-        target = (
-            self._under_way / f"{name}~{os.urandom(4).hex()}{_LEAVING}"
-        )  # remains of an earlier one may be there
+        target = self._under_way / _aside(name)
         os.rename(path, target)
         return target
 
@@ -554,9 +556,32 @@ class Home:
                 return manifest.size_bytes, there_bytes
         return there_bytes, there_bytes
 
+    @contextmanager
+    def new_start(self, model: str, revision: str) -> Iterator[Path]:
+        """An empty folder, which is its start directory when the block has ended well, in one step. One that is there and has the
+        same files stays, and those that have it open keep it. Raises OSError."""
+        place = self.place_of_start(model, revision)
+        fresh = self._under_way / _aside(
+            name_of(model, revision)
+        )  # removed by the next one if this process is killed
+        with ExitStack() as stack:
+            with self._locked():
+                fresh.mkdir()
+                stack.enter_context(holding(fresh))
+            stack.callback(shutil.rmtree, fresh, ignore_errors=True)
+            yield fresh
+            with self._locked():
+                place.parent.mkdir(exist_ok=True)
+                if is_same(fresh, place):
+                    os.utime(place)
+                else:
+                    put_in_place(fresh, place)
+                with suppress(FilesWrong):  # the next one says it
+                    remove_all(fresh)
+
     def _sweep(self) -> None:
         """What killed processes were removing, and start directories of what is here by now."""
-        works: list[Callable[[], object]] = [partial(remove_all, path) for path in self._remains()]
+        works: list[Callable[[], object]] = [partial(_clear, path) for path in self._remains()]
         for name in _revisions_in(self.path / _STARTS):
             if self.place(*name.split("@")).is_dir() and self._is_start_over(name):
                 works.append(partial(self._drop_start, name))
@@ -643,6 +668,18 @@ def _revisions_in(folder: Path) -> set[str]:
         name for name in names_in(folder) if name.count("@") == 1 and all(map(is_model_name, name.split("@")))
     )
     return {name for name in found if is_folder(folder / name)}
+
+
+def _aside(name: str) -> str:
+    """A name of its own: remains of an earlier one may be there."""
+    return f"{name}~{os.urandom(4).hex()}{_LEAVING}"
+
+
+def _clear(path: Path) -> None:
+    """Of what has left, unless a start directory is being made of it."""
+    with holding(path) as is_free:
+        if is_free:
+            remove_all(path)
 
 
 def _progress(under_way: Path) -> Path:

@@ -1,6 +1,6 @@
 """Preloading: a revision of a model from the region's bucket to files on this node.
 
-    which revision? ─▶ whole here already? ─yes─▶ done
+    which revision? ─▶ whole here already? ─yes─▶ done      (of the same files, where the bucket was asked)
           │                 │ no
           │                 ╰▶ room, lock ─┬─▶ filled (coldstart/disk/filling.py) ─▶ one rename ─▶ done
           ╰ newest by the store's clock    ╰─▶ another process fills it: follow how far it is, and look again
@@ -21,7 +21,7 @@ from coldstart.disk.home import Home, Revision, Said, UnderWay, name_of, said_at
 from coldstart.disk.reading import untrue
 from coldstart.disk.sources import Bucket, Local
 from coldstart.errors import FilesWrong, ModelMissing
-from coldstart.published.models import find, read
+from coldstart.published.models import read
 from replication.formats.manifests import Manifest
 from tiers.bucket.objects import Objects
 from tiers.together import in_full, meanwhile
@@ -54,16 +54,16 @@ async def preload(
     """Have a revision whole on this node. revision "": the newest one, which its name alone stands for then.
 
     is_verified: read again what is whole here already, and mend it. follow: hears of how far it is, whoever fills it.
-    Raises ModelError, Damaged, ObjectError, OSError.
+    Where one is named that is whole here, the bucket is not asked. Raises ModelError, Damaged, ObjectError, OSError.
     """
-    chosen = revision or (await find(objects, model)).revision
+    manifest = None if revision else await read(objects, model)
+    chosen = manifest.revision if manifest is not None else revision
     progress = progress or Progress()
     is_new = False
-    manifest: Manifest | None = None
     if is_verified and await asyncio.to_thread(_is_untrue, home, model, chosen):
-        manifest = await read(objects, name_of(model, chosen))  # else what it has stays as it is
+        manifest = manifest or await read(objects, name_of(model, chosen))  # else what it has stays as it is
         await asyncio.to_thread(home.take_back, manifest)
-    while (found := await asyncio.to_thread(_whole, home, model, chosen)) is None:
+    while (found := await asyncio.to_thread(_whole, home, model, chosen, manifest)) is None:
         manifest = manifest or await read(objects, name_of(model, chosen))
         filling = await _begun(home, manifest)
         if filling is None:
@@ -82,11 +82,13 @@ async def preload(
     return Preloaded(found.path, found.manifest, is_new)
 
 
-def _whole(home: Home, model: str, revision: str) -> Revision | None:
+def _whole(home: Home, model: str, revision: str, manifest: Manifest | None) -> Revision | None:
+    """manifest: None where the bucket was not asked. Else one of other files is none: it was removed, and published anew."""
     try:
-        return home.find(model, revision)
+        found = home.find(model, revision)
     except (ModelMissing, FilesWrong):
         return None
+    return found if manifest is None or found.manifest.content == manifest.content else None
 
 
 async def _begun(home: Home, manifest: Manifest) -> UnderWay | None:

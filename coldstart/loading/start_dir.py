@@ -318,7 +318,7 @@ def _place(home: Path, manifest: Manifest) -> Path:
 
 async def make_start(objects: Objects, manifest: Manifest, home: Path, arguments: Sequence[str]) -> Path:
     """A start directory of a revision that is in a bucket. arguments: with which `kvstore model preload` finds that bucket,
-    and this models' directory. Raises FilesWrong, ChunkDamaged, ObjectError, OSError."""
+    and this models' directory. It is there whole or not at all; one that is there with the same files stays. Raises FilesWrong, ChunkDamaged, ObjectError, OSError."""
     if not any(file.path.endswith(SAFETENSORS) for file in manifest.files):
         _refuse(manifest, "it has no safetensors")
     needed = [file for file in manifest.files if not file.path.endswith(LEFT_OUT)]
@@ -328,18 +328,16 @@ async def make_start(objects: Objects, manifest: Manifest, home: Path, arguments
             manifest,
             f"its files beside the weights have {format_bytes(small_bytes)} of {format_bytes(SMALL_BYTES_MAX)}",
         )
-    target = _place(home, manifest)
-    target.mkdir(parents=True, exist_ok=True)
-    for file in needed:
-        path = target / file.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        await _put_start(objects, manifest, file, path)
-    start = _Start(encode(manifest), str(home), list(arguments))
-    _put(target / START, seal(_MAGIC, start))
-    return target
+    with Home(home).new_start(manifest.model, manifest.revision) as fresh:
+        for file in needed:
+            path = fresh / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(await _start_of(objects, manifest, file))
+        (fresh / START).write_bytes(seal(_MAGIC, _Start(encode(manifest), str(home), list(arguments))))
+    return _place(home, manifest)
 
 
-async def _put_start(objects: Objects, manifest: Manifest, file: File, path: Path) -> None:
+async def _start_of(objects: Objects, manifest: Manifest, file: File) -> bytes:
     """All of a small file, and the header of one with weights."""
     content, wanted = bytearray(), file.size_bytes
     is_weights = file.path.endswith(SAFETENSORS)
@@ -355,16 +353,9 @@ async def _put_start(objects: Objects, manifest: Manifest, file: File, path: Pat
                     f"{file.path} is no safetensors file: its header would have {header_bytes} bytes",
                 )
             wanted = 8 + header_bytes
-    _put(path, bytes(content[:wanted]))
+    return bytes(content[:wanted])
 
 
 def _refuse(manifest: Manifest, why: str) -> NoReturn:
     name = name_of(manifest.model, manifest.revision)
     raise FilesWrong(f"{name}: an engine cannot start before it is here: {why}: kvstore model preload {name}")
-
-
-def _put(path: Path, content: bytes) -> None:
-    """Whole or not at all: an engine may be starting from this directory."""
-    new = path.with_name(f"{path.name}.{os.getpid()}")
-    new.write_bytes(content)
-    os.replace(new, path)

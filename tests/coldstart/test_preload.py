@@ -289,6 +289,23 @@ def test_nobody_takes_away_what_is_verified(tmp_path: Path, monkeypatch: pytest.
     assert not asyncio.run(preload(objects, home, "m", is_verified=True)).is_new and refused
 
 
+def test_a_revision_that_was_published_anew_is_another_one(tmp_path: Path) -> None:
+    """Removed from the bucket, and there again with other files: who asks the bucket gets those, and nothing of the old ones. While
+    somebody uses it nothing is changed, and that is said."""
+    objects, home = Counted(), Home(tmp_path)
+    old, new = ({f"{name}.bin": name.encode() * 100_000, "config.json": b"{}"} for name in "ab")
+    asyncio.run(filled(objects, old, cut_evenly(old, 30_000)))
+    path = asyncio.run(preload(objects, home, "m")).path
+    manifest = asyncio.run(filled(objects, new, cut_evenly(new, 30_000)))
+    assert not asyncio.run(preload(objects, home, "m", "r1")).is_new  # the bucket is not asked
+    with home.use("m"), pytest.raises(InUse, match="published anew"):
+        asyncio.run(preload(objects, home, "m"))
+    assert files_at(path) == old
+    done = asyncio.run(preload(objects, home, "m"))
+    assert done.is_new and files_at(path) == new and done.manifest.content == manifest.content
+    assert not asyncio.run(preload(objects, home, "m")).is_new
+
+
 def test_a_file_that_was_cut_off_is_whole_again(tmp_path: Path) -> None:
     """What does not have its length is no revision, and is filled again from where it is not true."""
     objects, home = Counted(), Home(tmp_path)

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from coldstart.blocks import slots
+from coldstart.disk import folders
 from coldstart.errors import FilesWrong, ModelError
 from coldstart.loading import start_dir
 from coldstart.loading.loading import Loading
@@ -166,6 +167,53 @@ def test_a_header_that_lies_is_not_believed(bucket: Bucket, size: int) -> None:
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert f"model-0.safetensors is no safetensors file: its header would have {size} bytes" in done.stderr
     assert not list(bucket.models.rglob("model-0*"))
+
+
+async def remade(bucket: Bucket, count: int = 1) -> set[Path]:
+    """By so many at once, in one process."""
+    objects, manifest = open_objects(bucket.url), manifest_of(bucket.model)
+    await bucket.put(manifest)
+    works = (start_dir.make_start(objects, manifest, bucket.models, []) for _ in range(count))
+    return set(await asyncio.gather(*works))
+
+
+def below(directory: Path) -> set[str]:
+    return {path.name for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_start_directory_is_of_one_revision_alone(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
+) -> None:
+    """Published anew with other files, it has those and no others; made once more of the same ones, it is the same directory, which
+    who uses it still has. Two that make it at once, which may have one process id, do not meet, and leave nothing behind."""
+    if not can_exchange:
+        monkeypatch.setattr(folders, "_exchanged", lambda *_: False)
+    (bucket.model / "added_tokens.json").write_text("{}")
+    (directory,) = asyncio.run(remade(bucket, 2))
+    weights = {"model-0.safetensors", "model-1.safetensors"}
+    assert below(directory) == weights | {"config.json", "added_tokens.json", ".kvstore-start"}
+    was = directory.stat().st_ino
+    asyncio.run(remade(bucket))
+    assert directory.stat().st_ino == was
+    (bucket.model / "added_tokens.json").unlink()
+    (bucket.model / "config.json").write_text('{"model_type": "other"}')
+    asyncio.run(remade(bucket, 2))
+    assert below(directory) == weights | {"config.json", ".kvstore-start"}
+    assert (directory / "config.json").read_bytes() == (bucket.model / "config.json").read_bytes()
+    assert os.listdir(bucket.models / ".under-way") == []
+
+
+def test_what_is_whole_needs_no_bucket(bucket: Bucket) -> None:
+    """Where its revision is named. Who asks for the newest one hears where it was published anew, with other files."""
+    assert kvstore("model", "preload", "tiny", *bucket.words).returncode == 0
+    (bucket.model / "config.json").write_text('{"model_type": "other"}')
+    asyncio.run(bucket.put(manifest_of(bucket.model)))
+    done = bucket.start()
+    assert done.returncode == 1 and "published anew" in done.stderr and done.stderr.count("\n") == 1
+    shutil.rmtree(bucket.url.removeprefix("file://"))
+    done = kvstore("model", "start", "tiny@r1", *bucket.words)
+    assert done.stdout == f"{bucket.models}/models--tiny/snapshots/r1\n"
 
 
 def test_what_an_engine_needs_first_is_small(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
   vllm serve "$(kvstore model start NAME)" --load-format kvstore
 
-Where the model is whole on this node, it is that directory, as of kvstore model path. Else it has the small files and the headers
+Where the model is whole on this node, it is that directory, as of kvstore model path; for NAME@REVISION without the bucket. Else it has the small files and the headers
 of the weights, no data; the engine then begins the preload, with the options given here, and loads each tensor when its bytes are
 there and true. Other load formats refuse it.
 """
@@ -31,8 +31,20 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verb(args: argparse.Namespace) -> int:
-    print(asked_of_home(lambda: asked_of_bucket(args, lambda objects: _start(args, objects))))
+    print(asked_of_home(lambda: _here(args) or asked_of_bucket(args, lambda objects: _start(args, objects))))
     return OK
+
+
+def _here(args: argparse.Namespace) -> Path | None:
+    """Of a revision that is named and whole: the bucket has nothing to say of it. Raises ModelError."""
+    from coldstart.disk.home import parse_name
+    from coldstart.errors import FilesWrong, ModelMissing
+
+    model, revision = parse_name(args.name)
+    try:
+        return home_of(args).find(model, revision).path if revision else None
+    except (ModelMissing, FilesWrong):
+        return None
 
 
 async def _start(args: argparse.Namespace, objects: Objects) -> Path:
@@ -42,9 +54,14 @@ async def _start(args: argparse.Namespace, objects: Objects) -> Path:
 
     home, manifest = home_of(args), await read(objects, args.name)
     try:
-        return home.find(manifest.model, manifest.revision).path
+        found = home.find(manifest.model, manifest.revision)
     except (ModelMissing, FilesWrong):
         return await make_start(objects, manifest, home.path.absolute(), _words(args))
+    if found.manifest.content != manifest.content:
+        raise FilesWrong(
+            f"{found.path}: was published anew, with other files: kvstore model preload {manifest.model} brings them"
+        )
+    return found.path
 
 
 def _words(args: argparse.Namespace) -> list[str]:
