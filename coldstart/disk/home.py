@@ -401,10 +401,9 @@ class Home:
 
     def _make_room(self, manifest: Manifest, path: Path) -> None:
         """Raises NoRoom, with nothing changed."""
+        # Again, if one of them was used in this moment, and without those that cannot be removed.
         tries, stuck = 3, set[Path]()
-        while (
-            tries
-        ):  # again, if one of them was used in this moment, and without those that cannot be removed
+        while tries:
             for at, name in self._leaving(manifest, path, stuck):
                 try:
                     if self._leave(at, name):
@@ -561,10 +560,8 @@ class Home:
         """An empty folder, which is its start directory when the block has ended well, in one step. One that is there and has the
         same files stays, and those that have it open keep it. Raises OSError."""
         place = self.place_of_start(model, revision)
-        fresh = self._under_way / _aside(
-            name_of(model, revision)
-        )  # removed by the next one if this process is killed
-        with ExitStack() as stack:
+        fresh = self._under_way / _aside(name_of(model, revision))
+        with ExitStack() as stack:  # if this process is killed, the next one removes it
             with self._locked():
                 fresh.mkdir()
                 stack.enter_context(holding(fresh))

@@ -427,6 +427,20 @@ def test_start_directories_count_and_leave(tmp_path: Path, bring: Callable[..., 
     assert there(tmp_path) == {"c", "d"}  # what young and used have is no room for models
 
 
+def test_a_start_directory_that_is_being_made_stays(tmp_path: Path, bring: Callable[..., Path]) -> None:
+    """Whoever sweeps meanwhile leaves it; what a killed process was making goes."""
+    home, left = Home(tmp_path), tmp_path / ".under-way" / "a@r~0~leaving"
+    left.mkdir(parents=True)
+    with home.new_start("a", "r") as fresh:
+        (fresh / "x").touch()
+        bring("b")
+        assert (fresh / "x").exists() and not left.exists() and not home.place_of_start("a", "r").exists()
+    assert os.listdir(home.place_of_start("a", "r")) == ["x"] and os.listdir(tmp_path / ".under-way") == []
+    with pytest.raises(KeyError), home.new_start("a", "r"):
+        raise KeyError
+    assert os.listdir(home.place_of_start("a", "r")) == ["x"] and os.listdir(tmp_path / ".under-way") == []
+
+
 def test_a_start_directory_leaves_when_its_model_is_here(tmp_path: Path, bring: Callable[..., Path]) -> None:
     """With the next preload, or when its model is evicted; evicting one that is not here takes its start directory away."""
     over, young = start_of(tmp_path, "a@r", 10, 2 * START_STAYS_S), start_of(tmp_path, "b@r", 10, 0.0)
