@@ -9,9 +9,8 @@ So whoever plans for a region, looks at all of its nodes, or waits until somethi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -20,8 +19,8 @@ from replication.constants import MIB, NODE_PROBLEMS_MAX, NODE_ROWS_MAX
 from replication.errors import Damaged
 from replication.formats.ranges import AgeS, Count, HexId, Rate, Size, Text, UnixS, Word
 from replication.formats.sealed import fetch, seal
-from replication.problems import Problems
-from tiers.bucket.objects import Objects
+from replication.formats.segment import WRITER_NAME
+from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.together import together
 
@@ -32,7 +31,6 @@ TRAFFIC_HALF_LIFE_S: Final = 24 * 3600.0  # after which a token that was asked f
 
 NODES = "nodes/"
 _MAGIC = b"KVNODE1\n"
-_NAME = re.compile(r"[A-Za-z0-9._=+-]{1,64}")
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True):
@@ -99,6 +97,22 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         return self.dram_bytes if to == "dram" else self.nvme_bytes
 
 
+class Unread(NamedTuple):
+    """A node that told of itself, and what it said cannot be read. at_s: unix seconds, when it was written, by the store's clock."""
+
+    writer: str
+    at_s: float
+    reason: str
+    is_away: bool  # the store did not answer
+
+
+class Nodes(NamedTuple):
+    """All that ever told of themselves. unread: of those nothing is known, so nothing is right with them either."""
+
+    read: list[Node]
+    unread: list[Unread]
+
+
 async def put_node(objects: Objects, node: Node) -> None:
     """Raises ObjectError."""
     await objects.put(NODES + node.writer, seal(_MAGIC, node))
@@ -106,32 +120,44 @@ async def put_node(objects: Objects, node: Node) -> None:
 
 async def read_node(objects: Objects, writer: str) -> Node | None:
     """None where there is none that can be understood. Raises ObjectError."""
-    name = NODES + writer
     try:
-        found = await fetch(objects, _MAGIC, Node, name, NODE_BYTES_MAX)
+        return await _read(objects, writer)
     except (ObjectMissing, ObjectRefused, Damaged):
         return None
-    return found if found.writer == writer else None
 
 
-async def read_nodes(objects: Objects) -> list[Node]:
-    """All that ever told of themselves and can be read. Raises ObjectError where there is no list."""
-    names = [info.name[len(NODES) :] async for page in objects.list(NODES) for info in page]
-    writers = list(filter(_NAME.fullmatch, names))
-    problems, found = Problems(objects.where), list[Node | None]()
+async def read_nodes(objects: Objects) -> Nodes:
+    """Raises ObjectError where there is no list, or the store answers for none of them."""
+    infos = [info async for page in objects.list(NODES) for info in page]
+    infos = [info for info in infos if WRITER_NAME.fullmatch(info.name[len(NODES) :])]
+    found = list[Node | Unread | None]()
 
-    async def one(writer: str) -> Node | None:
+    async def one(info: ObjectInfo) -> Node | Unread | None:
+        writer = info.name[len(NODES) :]
         try:
-            return await read_node(objects, writer)
-        except ObjectUnavailable as error:
-            problems.note(NODES + writer, str(error))
+            return await _read(objects, writer)
+        except ObjectMissing:
             return None
+        except (ObjectUnavailable, ObjectRefused, Damaged) as error:
+            return Unread(writer, info.modified_s, str(error), isinstance(error, ObjectUnavailable))
 
-    for at in range(0, len(writers), NODE_READS_MAX):
-        found += await together(map(one, writers[at : at + NODE_READS_MAX]))
-    if problems and not any(found):
-        raise ObjectUnavailable(problems.told()[0])
-    return [node for node in found if node is not None]
+    for at in range(0, len(infos), NODE_READS_MAX):
+        found += await together(map(one, infos[at : at + NODE_READS_MAX]))
+    read = [node for node in found if isinstance(node, Node)]
+    unread = [node for node in found if isinstance(node, Unread)]
+    away = next((node for node in unread if node.is_away), None)
+    if away is not None and not read:
+        raise ObjectUnavailable(f"{NODES}{away.writer}: {away.reason}")
+    return Nodes(read, unread)
+
+
+async def _read(objects: Objects, writer: str) -> Node:
+    """Raises Damaged, ObjectError."""
+    name = NODES + writer
+    found = await fetch(objects, _MAGIC, Node, name, NODE_BYTES_MAX)
+    if found.writer != writer:
+        raise Damaged(f"{name}: says it is of {found.writer}")
+    return found
 
 
 def durable_share(

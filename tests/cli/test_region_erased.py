@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from kvstore.tools.cli.commands.region_erased import until_gone, what_is_left
+from replication.constants import NODE_SILENT_S
 from replication.formats.carried_out import CarriedOut, put_carried_out
-from replication.formats.nodes import Node, NodeErased, put_node
+from replication.formats.nodes import NODES, Node, NodeErased, put_node
 from replication.formats.tombstones import Tombstone
 from tests.objects import MemoryObjects
 from tests.replication.virtual_loop import run
@@ -17,8 +18,8 @@ NODE = Node(writer="1" * 16, at_s=NOW_S, dram_bytes=0, nvme_bytes=0)
 
 
 def test_it_says_what_is_left() -> None:
-    """A bucket that no keeper has looked through for this erasing, objects that stay, a node that has not read it, is at it, or
-    has blocks in use; not one that is switched off. Then nothing."""
+    """A bucket that no keeper has looked through for this erasing, objects that stay, a node that has not read it, is at it, has
+    blocks in use, or says what cannot be read; not one that is switched off. Then nothing."""
 
     async def each() -> None:
         objects = MemoryObjects(clock=lambda: NOW_S)
@@ -44,7 +45,13 @@ def test_it_says_what_is_left() -> None:
             assert line.startswith(f"node {NODE.writer}: ") and said in line
             [later] = await until_gone(objects, STONE, 60.0)
             assert later.partition("; heard")[0] == line.partition("; heard")[0]
-        await put_node(objects, replace(NODE, erased=(NodeErased(STONE.id, 7, 0, False),)))
+        await put_node(objects, done := replace(NODE, erased=(NodeErased(STONE.id, 7, 0, False),)))
+        await objects.put(NODES + "3" * 16, b"cut off")
+        [line] = await left()
+        assert line.startswith(f"node {'3' * 16}: what it says cannot be read, written 0 s ago: ")
+        assert await what_is_left(objects, STONE, NOW_S + NODE_SILENT_S + 1) == []
+        await objects.delete([NODES + "3" * 16])
+        await put_node(objects, done)
         assert await left() == [] == await until_gone(objects, STONE, 0.0)
 
     run(each())

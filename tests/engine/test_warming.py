@@ -389,7 +389,7 @@ def test_a_daemon_carries_out_an_order_and_tells_of_itself(tmp_path: Path) -> No
         told = await region.told(order)
         assert (told.ended, told.packs, told.done_bytes, told.problem) == (True, 10, 640, "")
         assert region.warmer.order == names[:9:-1]
-        [itself] = await read_nodes(region.objects)
+        [itself] = (await read_nodes(region.objects)).read
         assert (itself.writer, itself.dram_bytes, itself.nvme_bytes) == (node.name, 10**9, 0)
         region.warmer.fails = {names[3]}
         other = await put_order(region.objects, order_of(region))
@@ -437,7 +437,7 @@ def test_other_problems_are_told_soon(tmp_path: Path) -> None:
         region.tasks = [asyncio.ensure_future(node.run()), asyncio.ensure_future(warming.run())]
 
         async def told() -> nodes.Node:
-            [found] = await read_nodes(region.objects)
+            [found] = (await read_nodes(region.objects)).read
             return found
 
         await asyncio.sleep(30)

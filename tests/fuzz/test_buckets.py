@@ -193,7 +193,7 @@ def _node(writer: str) -> nodes.Node:
 
 async def _nodes(objects: MemoryObjects) -> None:
     await nodes.put_node(objects, _node("0" * 16))
-    found = await nodes.read_nodes(objects)
+    found = (await nodes.read_nodes(objects)).read
     assert "0" * 16 in {one.writer for one in found}
     nodes.durable_share(found, lambda model, tenant: True, lambda model, tenant: True, 1e9)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 from kvstore.daemon.config.regions_file import load_regions
 from replication.constants import NODE_SILENT_S
-from replication.formats.nodes import Condition, Node, Trouble, put_node
+from replication.formats.nodes import NODES, Condition, Node, Trouble, put_node
 from tests.region.regions import arguments, init, regions_file
 from tests.running import Daemon, Place, kvstore
 from tests.web.asked import get, until, url_of
@@ -104,3 +105,29 @@ def test_a_region_that_is_away_hides_no_other(tmp_path: Path) -> None:
         done = kvstore("region", "status", "--regions", file, "-o", "json")
         na, eu = json.loads(done.stdout)["keepers"]
         assert (done.returncode, "problem" in na, says in eu["problem"]) == (expected, False, True)
+
+
+def test_a_node_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """What one of two nodes wrote is cut off: it is named, with its region and why, and that is no success. Nobody says that a tenant
+    is known nowhere while it could be that node's; one that is damaged for a week is only counted."""
+    file = regions_file(tmp_path, "na", "eu")
+    init(file, "na", "eu")
+    objects = load_regions(file).regions["na"].open()
+    for name in "ab":
+        node = Node(writer=16 * name, at_s=time.time(), dram_bytes=1, nvme_bytes=0)
+        asyncio.run(put_node(objects, node))
+    path = tmp_path / "na" / NODES / (16 * "b")
+    path.write_bytes(path.read_bytes()[:-3])
+    for words in ([], ["na"]):
+        code, document = nodes(file, *words)
+        (unread,) = document["unread"]
+        assert (code, unread["region"], unread["writer"]) == (1, "na", 16 * "b"), document
+        assert "checksum" in unread["problem"] and 0 <= unread["age_s"] < 60
+        assert [node["writer"] for node in document["nodes"]] == [16 * "a"]
+    done = kvstore("region", "nodes", "--regions", file)
+    assert f"na: node {16 * 'b'} cannot be read: {unread['problem']}\n" in done.stdout
+    done = kvstore("region", "erase", "--tenant", "ghost", "--yes", "--regions", file)
+    assert (done.returncode, f"na: node {16 * 'b'} cannot be read" in done.stderr) == (1, True), done.stderr
+    os.utime(path, (0, 0))
+    code, document = nodes(file)
+    assert (code, document["unread"], document["forgotten"]) == (0, [], 1)

@@ -20,7 +20,7 @@ from replication.formats.tombstones import TOMBSTONES, Tombstone, bury
 from replication.problems import Problems
 from replication.region.doubts import DOUBT_S_MAX, DOUBT_S_MIN, Doubts
 from replication.region.region_node import RegionNode
-from tests.objects import MemoryObjects
+from tests.objects import MemoryObjects, flip
 from tests.replication.durable import pack_of
 from tests.replication.mirrored import in_memory
 from tests.replication.test_read_through import Wanted
@@ -190,7 +190,7 @@ async def _read_progress(objects: Objects) -> bool:
 
 async def _read_nodes(objects: Objects) -> bool:
     await nodes.put_node(objects, nodes.Node(writer=W, at_s=1.0, dram_bytes=1, nvme_bytes=1))
-    return W in {node.writer for node in await nodes.read_nodes(objects)}
+    return W in {node.writer for node in (await nodes.read_nodes(objects)).read}
 
 
 async def _read_mirrors(objects: Objects) -> bool:
@@ -226,6 +226,36 @@ def test_a_stray_object_hides_no_member(folder: str, stray: str) -> None:
         objects = Way()
         await objects.put(folder + stray, b"x")
         assert await FOLDERS[folder](objects)
+
+    run(main())
+
+
+def test_nodes_are_read_as_they_were_told() -> None:
+    """What is damaged, of another name or not handed out is told with the writer, since when and why; what is no node is passed over."""
+
+    async def main() -> None:
+        objects = Way()
+        node = nodes.Node(
+            writer=16 * "a", at_s=1.0, dram_bytes=1, nvme_bytes=2, asked=(nodes.Asked("m", "", 3.0, 1.0),)
+        )
+        await nodes.put_node(objects, node)
+        content = objects.stored[nodes.NODES + node.writer]
+        says = {"b": "says it is of aaaa", "c": "checksum", "d": "answers 403", "e": "no answer"}
+        for name, written in zip("bcde", (content, flip(content, 300), content, content), strict=True):
+            await objects.put(nodes.NODES + 16 * name, written)
+        await objects.put(nodes.NODES + "a note.txt", b"x")
+        objects.bad = {
+            nodes.NODES + 16 * "d": ObjectRefused("the store answers 403"),
+            nodes.NODES + 16 * "e": ObjectUnavailable("no answer"),
+        }
+        told = await nodes.read_nodes(objects)
+        [found] = told.read
+        assert (found.writer, list(found.asked)) == (node.writer, list(node.asked))
+        assert [one.writer[0] for one in told.unread] == list(says)
+        assert all(says[one.writer[0]] in one.reason and one.at_s == 0.0 for one in told.unread), told
+        await objects.delete([nodes.NODES + node.writer])
+        with pytest.raises(ObjectUnavailable):
+            await nodes.read_nodes(objects)
 
     run(main())
 

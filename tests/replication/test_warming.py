@@ -17,15 +17,7 @@ from replication.catalogue.catalogue import Catalogue
 from replication.catalogue.selection import Chosen, choose, records_bytes
 from replication.errors import CatalogueDamaged
 from replication.formats.announced import Announced
-from replication.formats.nodes import (
-    NODES,
-    TRAFFIC_HALF_LIFE_S,
-    Asked,
-    Node,
-    durable_share,
-    put_node,
-    read_nodes,
-)
+from replication.formats.nodes import TRAFFIC_HALF_LIFE_S, Asked, Node, durable_share
 from replication.formats.orders import (
     ORDER_BYTES_MAX,
     ORDERS,
@@ -411,22 +403,6 @@ def test_the_share_of_traffic_that_was_durable() -> None:
     assert durable_share([few], lambda *_: True, lambda *_: True, NOW_S) is None
     assert durable_share([], lambda *_: True, lambda *_: True, NOW_S) is None
     assert (old.holds_bytes("dram"), old.holds_bytes("nvme")) == (1, 2)
-
-
-def test_nodes_are_read_as_they_were_told() -> None:
-    """Damaged ones and ones of other names are left out."""
-
-    async def main() -> None:
-        objects = MemoryObjects("na", lambda: 0.0)
-        node = Node(writer="a", at_s=1.0, dram_bytes=1, nvme_bytes=2, asked=(Asked("m", "", 3.0, 1.0),))
-        await put_node(objects, node)
-        content = objects.stored[NODES + "a"]
-        await objects.put(NODES + "b", content)
-        await objects.put(NODES + "c", flip(content, 300))
-        [found] = await read_nodes(objects)
-        assert (found.writer, list(found.asked)) == ("a", list(node.asked))
-
-    run(main())
 
 
 def test_an_order_with_a_negative_budget_is_damaged() -> None:

@@ -26,7 +26,7 @@ class Nodes:
 
     def newest(self) -> dict[str, Any]:
         """What was found last, at once, and somebody looks again where that is due. docs/cli.md has the fields of `nodes`; problem: why
-        it is not known."""
+        it is not known, or not all of it."""
         loop = asyncio.get_running_loop()
         if self._words and loop.time() >= self._next_s and (self._asking is None or self._asking.done()):
             self._next_s = loop.time() + NODES_S
@@ -48,7 +48,10 @@ class Nodes:
         try:
             async with asyncio.timeout(NODES_ANSWER_S):
                 told, said = await process.communicate()
-            self._known = {"nodes": msgspec.json.decode(told)["nodes"], "problem": ""}
+            found = msgspec.json.decode(told)
+            unread = [f"{one['writer']} cannot be read: {one['problem']}" for one in found["unread"]]
+            more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
+            self._known = {"nodes": found["nodes"], "problem": f"node {unread[0]}{more}" if unread else ""}
         except (TimeoutError, msgspec.DecodeError):
             self._known = {**self._known, "problem": said.decode(errors="replace").strip()}
         finally:

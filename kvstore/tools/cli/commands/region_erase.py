@@ -194,10 +194,12 @@ def _looked_at(
     if not args.force and not any(known.is_known for known in found):
         tenants = sorted({tenant for known in found for tenant in known.tenants if tenant})
         others = f": tenants are {', '.join(tenants[:8])}" if tenants else ""
-        away = "".join(f"; {row['region']}: {row['state']}" for row, code in looked if code)
+        unread = [line for known in found for line in known.unread]
+        lacking = [f"{row['region']}: {row['state']}" for row, code in looked if code]
+        away = "".join(f"; {line}" for line in (*lacking, *unread))
         raise CliError(
             f"{args.called}: {_subject(args)}: nothing of it is known{others}{away} (--force erases it all the same)",
-            exit_code=max(code for _, code in looked) or NOT_FOUND,
+            exit_code=max(code for _, code in looked) or (FAILED if unread else NOT_FOUND),
         )
     return rows, code
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.units import format_duration, plural
 
 if TYPE_CHECKING:
-    from replication.formats.nodes import Node
+    from replication.formats.nodes import Node, Unread
     from replication.formats.tombstones import Tombstone
     from tiers.bucket.objects import Objects
 
@@ -33,8 +33,10 @@ async def what_is_left(objects: Objects, tombstone: Tombstone, now_s: float) -> 
     """now_s: unix seconds. Raises ObjectError."""
     from replication.formats.nodes import read_nodes
 
-    nodes = [_of_node(node, tombstone, now_s) for node in await read_nodes(objects)]
-    slow = [line for line in nodes if line]
+    nodes = await read_nodes(objects)
+    lines = [_of_node(node, tombstone, now_s) for node in nodes.read if not _is_off(node, now_s)]
+    lines += [_of_unread(node, now_s) for node in nodes.unread if not _is_off(node, now_s)]
+    slow = [line for line in lines if line]
     more = [f"and {plural(len(slow) - NODES_TOLD, 'node')} more"] if len(slow) > NODES_TOLD else []
     return [*await _of_bucket(objects, tombstone), *slow[:NODES_TOLD], *more]
 
@@ -51,17 +53,26 @@ async def _of_bucket(objects: Objects, tombstone: Tombstone) -> list[str]:
 
 
 def _of_node(node: Node, tombstone: Tombstone, now_s: float) -> str:
-    """ "" where nothing is left, or where nobody has heard of the node for so long that it is taken for switched off: it erases at its
-    next start."""
-    from replication.constants import CLOCK_SKEW_S, NODE_INTERVAL_S
-
+    """ "" where nothing is left."""
     name = node.condition.host if node.condition is not None else node.writer
-    age_s = now_s - node.at_s
-    if age_s > 2 * NODE_INTERVAL_S + CLOCK_SKEW_S:
-        return ""
     said = next((one for one in node.erased if one.tombstone == tombstone.id), None)
     if said is None or said.serial < tombstone.serial:
-        return f"node {name}: has not erased it yet; heard of {format_duration(max(0.0, age_s))} ago"
+        return f"node {name}: has not erased it yet; heard of {_ago(node, now_s)}"
     if said.is_looking:
         return f"node {name}: is erasing it"
     return f"node {name}: {plural(said.in_use, 'block')} in use" if said.in_use else ""
+
+
+def _of_unread(node: Unread, now_s: float) -> str:
+    return f"node {node.writer}: what it says cannot be read, written {_ago(node, now_s)}: {node.reason}"
+
+
+def _is_off(node: Node | Unread, now_s: float) -> bool:
+    """Nobody has heard of it for so long that it is taken for switched off: it erases at its next start."""
+    from replication.constants import NODE_SILENT_S
+
+    return now_s - node.at_s > NODE_SILENT_S
+
+
+def _ago(node: Node | Unread, now_s: float) -> str:
+    return f"{format_duration(max(0.0, now_s - node.at_s))} ago"

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 
 class Known(NamedTuple):
-    """is_known: something of it is, or was, here. tenants: whose else. packs, bytes: in the bucket, all of them would go."""
+    """is_known: something of it is, or was, here. tenants: whose else. packs, bytes: in the bucket, all of them would go. unread: nodes
+    whose tenants nobody can tell, a line each."""
 
     is_known: bool
     tenants: frozenset[str]
     packs: int = 0
     bytes: int = 0
+    unread: tuple[str, ...] = ()
 
 
 def known_here(args: argparse.Namespace, tombstone: Tombstone) -> Known:
@@ -53,14 +55,16 @@ async def known_in(deployment: Deployment, region: str, tombstone: Tombstone) ->
             specs = [spec for spec, _ in there.catalogue.namespaces()]
             packs, size = _named(there.catalogue, there.objects, tombstone)
             erased = any(one.id == tombstone.id for one in there.erasure.tombstones)
-            asked = {row.tenant for node in await read_nodes(there.objects) for row in node.asked}
+            nodes = await read_nodes(there.objects)
+            asked = {row.tenant for node in nodes.read for row in node.asked}
         finally:
             there.close()
     tenants = frozenset({*(spec.fields.get("tenant", "") for spec in specs), *asked})
     is_known = (
         erased or any(map(tombstone.names, specs)) or (bool(tombstone.tenant) and tombstone.tenant in asked)
     )
-    return Known(is_known, tenants, packs, size)
+    unread = tuple(f"{region}: node {node.writer} cannot be read: {node.reason}" for node in nodes.unread)
+    return Known(is_known, tenants, packs, size, unread)
 
 
 def _named(catalogue: Catalogue, objects: Objects, tombstone: Tombstone) -> tuple[int, int]:

@@ -4,7 +4,7 @@ other problems than it said.
   kvstore region nodes [NAME]          a line each, and its problems
   kvstore region nodes -o json         for programs; docs/cli.md lists the fields
 
-Exit code 0 when all are well, 1 when one is silent or has problems, 2 for a wrong file or name, 4 when a bucket does not answer: the
+Exit code 0 when all are well, 1 when one is silent, has problems or cannot be read, 2 for a wrong file or name, 4 when a bucket does not answer: the
 nodes of other regions are shown all the same.
 """
 
@@ -23,7 +23,7 @@ from kvstore.units import NOTHING, format_bytes, format_duration, percent, plura
 
 if TYPE_CHECKING:
     from kvstore.daemon.config.regions_file import Deployment
-    from replication.formats.nodes import Node
+    from replication.formats.nodes import Node, Unread
 
 FORGOTTEN_S: Final = 7 * 86_400.0  # of which nothing was heard for so long it is not shown
 OF_ITSELF = (
@@ -47,33 +47,34 @@ def run_verb(args: argparse.Namespace) -> int:
     if args.region:
         deployment.place(args.region, args.called)
     regions = [args.region] if args.region else list(deployment.regions)
-    found, unread = asyncio.run(_nodes(deployment, regions))
-    shown = [node for node in found if node["age_s"] < FORGOTTEN_S]
-    shown.sort(key=lambda node: (node["region"], node["host"], node["writer"]))
-    problems = [{"region": region, "problem": str(error)} for region, error in unread.items()]
-    forgotten = len(found) - len(shown)
+    found, away = asyncio.run(_nodes(deployment, regions))
+    latest = [node for node in found if node["age_s"] < FORGOTTEN_S]
+    latest.sort(key=lambda node: (node["region"], node.get("host", ""), node["writer"]))
+    shown = [node for node in latest if "problem" not in node]
+    unread = [{"region": region, "writer": "", "problem": str(error)} for region, error in away.items()]
     document = {
         "deployment": deployment.deployment,
         "nodes": shown,
-        "forgotten": forgotten,
-        "unread": problems,
+        "forgotten": len(found) - len(latest),
+        "unread": [*unread, *(node for node in latest if "problem" in node)],
     }
     present(args, document, _show)
-    code = OK if all(node["state"] in ("ok", "warnings") for node in shown) else FAILED
-    return max([code, *map(code_of, unread.values())])
+    is_well = not document["unread"] and all(node["state"] in ("ok", "warnings") for node in shown)
+    return max([OK if is_well else FAILED, *map(code_of, away.values())])
 
 
 async def _nodes(
     deployment: Deployment, regions: Sequence[str]
 ) -> tuple[list[Document], dict[str, Exception]]:
-    """What was found, and why of a region nothing was. Raises what the bucket of a region does that is asked alone."""
+    """What was found, with a `problem` where it cannot be read, and why of a region nothing was. Raises what the bucket of a region does
+    that is asked alone."""
     from replication.errors import ReplicationError
     from replication.formats.keeping import clock_of
     from replication.formats.nodes import read_nodes
     from tiers.errors import TierError
     from tiers.together import together
 
-    unread: dict[str, Exception] = {}
+    away: dict[str, Exception] = {}
 
     async def nodes_of(region: str) -> list[Document]:
         try:
@@ -82,11 +83,19 @@ async def _nodes(
         except (ReplicationError, TierError) as error:
             if len(regions) == 1:
                 raise
-            unread[region] = error
+            away[region] = error
             return []
-        return [_facts(region, node, now_s) for node in nodes]
+        return [
+            *(_facts(region, node, now_s) for node in nodes.read),
+            *(_of_unread(region, node, now_s) for node in nodes.unread),
+        ]
 
-    return [node for nodes in await together(map(nodes_of, regions)) for node in nodes], unread
+    return [node for nodes in await together(map(nodes_of, regions)) for node in nodes], away
+
+
+def _of_unread(region: str, node: Unread, now_s: float) -> Document:
+    age_s = round(max(0.0, now_s - node.at_s), 1)
+    return {"region": region, "writer": node.writer, "age_s": age_s, "problem": node.reason}
 
 
 def _facts(region: str, node: Node, now_s: float) -> Document:
@@ -157,7 +166,8 @@ def _show(document: Document) -> None:
         for line in _lines(node):
             say(printable(f"  {node['host'] or node['writer']}: {line}"), 4)
     for one in document["unread"]:
-        say(f"{one['region']}: {one['problem']}")
+        node = f"node {one['writer']} cannot be read: " if one["writer"] else ""
+        say(printable(f"{one['region']}: {node}{one['problem']}"))
     if document["forgotten"]:
         say(f"{plural(document['forgotten'], 'node')} of which nothing was heard for a week: not shown")
 

@@ -30,7 +30,7 @@ from replication.errors import ReplicationError
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced
 from replication.formats.mirror_state import read_mirrors
-from replication.formats.nodes import Node, durable_share, read_nodes
+from replication.formats.nodes import Node, Nodes, Unread, durable_share, read_nodes
 from replication.formats.orders import Order, read_all_progress, read_orders
 from replication.formats.region import open_region
 from replication.formats.rules import Rule, sources_for
@@ -95,8 +95,11 @@ class Planner:
         """Changes nothing anywhere. Raises NothingNamed, NoTier, other ReplicationError, TierError."""
         objects = await opened(self._deployment, self._region)
         nodes = await read_nodes(objects)
-        alive = [node for node in nodes if node.at_s > self._now_s - _ALIVE_S]
-        self._plan.daemons = [node.writer for node in alive]
+        alive = [node for node in nodes.read if node.at_s > self._now_s - _ALIVE_S]
+        self._plan.daemons = alive_in(nodes, self._now_s)
+        self._plan.notes += [
+            f"{self._region}: node {node.writer} cannot be read: {node.reason}" for node in nodes.unread
+        ]
         holds_bytes = [node.holds_bytes(self._order.to) for node in alive]
         if holds_bytes and not any(holds_bytes):
             raise NoTier(f"{objects.where}: no daemon of region {self._region} has the tier {self._order.to}")
@@ -106,7 +109,7 @@ class Planner:
                 sources = await self._copies(objects, home, Path(directory))
                 least_bytes = min(filter(None, holds_bytes), default=0)
                 await self._preload(home, least_bytes)
-                await self._expect(home, nodes, sources)
+                await self._expect(home, nodes.read, sources)
             finally:
                 home.close()
         rates = [node.load_bytes_per_s for node in alive if node.load_bytes_per_s]
@@ -247,16 +250,17 @@ class Planner:
         plan.hit_rate, plan.traffic_of = share(nodes), [self._region]
         if plan.hit_rate is None:
             told = [await read_nodes(self._deployment.regions[source].open()) for source in sources]
-            plan.hit_rate, plan.traffic_of = share([node for one in told for node in one]), list(sources)
+            plan.hit_rate, plan.traffic_of = share([node for one in told for node in one.read]), list(sources)
         if plan.hit_rate is None:
             plan.traffic_of = []
         elif self._share is not None:
             plan.preloaded_hit_rate = plan.hit_rate * self._share
 
 
-async def alive_writers(objects: Objects, now_s: float) -> list[str]:
-    """The daemons of a region that told of themselves lately. Raises ObjectError."""
-    return [node.writer for node in await read_nodes(objects) if node.at_s > now_s - _ALIVE_S]
+def alive_in(nodes: Nodes, now_s: float) -> list[str]:
+    """The daemons that told of themselves lately, whether or not that can be read."""
+    told: list[Node | Unread] = [*nodes.read, *nodes.unread]
+    return [node.writer for node in told if node.at_s > now_s - _ALIVE_S]
 
 
 async def _size(catalogue: Catalogue, chosen: Sequence[Chosen]) -> tuple[int, int]:

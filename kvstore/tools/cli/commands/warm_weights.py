@@ -5,9 +5,10 @@ from __future__ import annotations
 from kvstore.daemon.config.config import Durable
 from kvstore.daemon.config.regions_file import Deployment
 from kvstore.tools.cli.buckets import opened
-from kvstore.tools.cli.commands.warm_plan import NothingNamed, Plan, alive_writers
+from kvstore.tools.cli.commands.warm_plan import NothingNamed, Plan, alive_in
 from replication.errors import Damaged, ReplicationError
 from replication.formats.manifests import Manifest, read_manifest
+from replication.formats.nodes import read_nodes
 from replication.formats.orders import Order
 from replication.formats.rules import sources_for
 from replication.mirror.ordered_models import newest_revision, ordered_weights_rule
@@ -20,7 +21,7 @@ _GB = 1e9
 async def plan_weights(deployment: Deployment, region: str, order: Order, prices: Durable) -> Plan:
     """Changes nothing anywhere. order: as of `Planner`. Raises NothingNamed, other ReplicationError, TierError."""
     plan, home = Plan(), await opened(deployment, region)
-    plan.daemons = await alive_writers(home, order.made_s)
+    plan.daemons = alive_in(await read_nodes(home), order.made_s)
     for name in order.weights:
         here = await _found(home, name)
         manifest = await _brought(deployment, region, order, name, here, plan) or here
