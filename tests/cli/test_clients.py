@@ -20,7 +20,7 @@ FIELDS = {
 
 def test_who_is_connected_and_what_was_slow(place: Place, serve: Callable[..., Daemon]) -> None:
     """As documents and as tables: the engine with its pid, the command itself without a model; the one that is cut off is gone, and
-    what took longer than the setting says is kept with whose it was."""
+    told of though another one is nobody; what took longer than the setting says is kept with whose it was."""
     serve(place, *place.arguments, "--set=door.slow_s=0.001")
     put(place.socket)
     with Client(place.socket, timeout_s=10, label="vllm \x1b[31m") as client:
@@ -43,6 +43,13 @@ def test_who_is_connected_and_what_was_slow(place: Place, serve: Callable[..., D
         )
         done = kvstore("clients", "--kill", str(engine["id"]), "--socket", place.socket)
         assert (done.returncode, done.stdout) == (3, "") and done.stderr.count("\n") == 1
+    for form, says in (("table", "client {} (other, pid"), ("json", '"id": {},')):
+        with Client(place.socket, timeout_s=10, label="other") as client:
+            number = next(one["id"] for one in client.clients() if one["label"] == "other")
+            two = ["--kill", str(number), "--kill", "999999", "-o", form]
+            done = kvstore("clients", *two, "--socket", place.socket)
+            assert (done.returncode, says.format(number) in done.stdout) == (3, True), done
+            assert "999999" in done.stderr and done.stderr.count("\n") == 1
     document = json.loads(kvstore("slow", "--socket", place.socket, "-o", "json").stdout)
     assert document["slow_s"] == 0.001 and document["total"] >= len(document["slow"])
     assert kvstore("slow", "--all", "--socket", place.socket).returncode == 0

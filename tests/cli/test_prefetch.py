@@ -107,6 +107,9 @@ def test_what_is_gone_is_told(place: Place, serve: Serve) -> None:
     assert (
         done.returncode == 3 and "neither a tier of this node nor the region's bucket has it" in done.stderr
     )
+    assert done.stdout == ""
+    told = prefetch(place, HASHES[2].hex(), "ff" * 32, code=3)  # what was done before is told all the same
+    assert told["prefixes"] == [row]
     done = kvstore("prefetch", "ffff", "--socket", place.socket)
     assert done.returncode == 3 and "no known prefix begins so" in done.stderr
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from coldstart.published.models import Published
+from kvstore.tools.cli import main
 from kvstore.units import REPLACED
 from replication.formats.manifests import CHUNKS, MANIFESTS, Chunk, encode
 from replication.models.collecting import COLLECTING, LOCK_S
@@ -23,6 +25,7 @@ from tests.objects import S3Server
 from tests.region.regions import S3_KEYS, init, regions_file
 from tests.replication.test_manifests import chunk_of, manifest_of
 from tests.running import TIMEOUT_S, environment, kvstore
+from tiers.errors import ObjectRefused
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 
@@ -103,6 +106,25 @@ def test_people_get_words(tmp_path: Path, bucket: Path) -> None:
     assert model("verify", to=bucket).stdout.endswith("\nsound\n")
     assert model("rm", "tiny", "--all", to=bucket).stdout.startswith("removed tiny@v1 from")
     assert "deleted 0 chunks" in (said := model("gc", to=bucket).stdout) and "younger than 1 h" in said
+
+
+def test_what_was_removed_before_a_failure_is_told(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of all revisions the first one stays: the second one is named, and then why it went no further."""
+    directory = make_model(tmp_path / "Tiny")
+    for revision in ("v1", "v2"):
+        answer("publish", directory, "--name=tiny", f"--revision={revision}", to=bucket)
+
+    async def removed(objects: object, one: Published, removal: object) -> None:
+        if one.revision == "v1":
+            raise ObjectRefused("the store answers 403")
+
+    monkeypatch.setattr("coldstart.published.models.remove", removed)
+    assert main(["model", "rm", "tiny", "--all", "--to", f"file://{bucket}", "-o", "json"]) == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out) == {"bucket": f"file://{bucket}", "removed": ["tiny@v2"]}
+    assert told.err == "kvstore: the store answers 403\n"
 
 
 def test_wrong_words_are_one_line(tmp_path: Path, bucket: Path) -> None:

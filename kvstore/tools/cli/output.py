@@ -37,6 +37,21 @@ def present(args: argparse.Namespace, document: D, show: Callable[[D], object]) 
     return OK
 
 
+@contextlib.contextmanager
+def presented(
+    args: argparse.Namespace, document: D, done: Sequence[object], show: Callable[[D], object]
+) -> Iterator[None]:
+    """The document behind work that fills it; where that fails in the middle, before its error. done: what of the document was done.
+    Who has asked through another node gets one of both: the error."""
+    try:
+        yield
+    except Exception:
+        if done and not child.is_one:
+            present(args, document, show)
+        raise
+    present(args, document, show)
+
+
 def is_terminal() -> bool:
     return sys.stdout.isatty()
 

@@ -6,7 +6,7 @@
   kvstore clients -o json            for programs; docs/cli.md lists the fields
 
 One line a connection: an engine has one for its scheduler and one for each rank. Bytes count where the leases are: a scheduler
-that leases slots for its ranks has theirs. Exit code 3 where no client has that id.
+that leases slots for its ranks has theirs. Exit code 3 where no client has that id: those before it are cut off, and told.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli import OK
 from kvstore.tools.cli.options import add_config_arguments, duration, whole
-from kvstore.tools.cli.output import Figure, present, print_json, print_table
+from kvstore.tools.cli.output import Figure, present, presented, print_table
 from kvstore.tools.cli.prefixes import ask
 from kvstore.units import format_bytes, format_duration, percent, plural, printable, short_count
 
 if TYPE_CHECKING:
     from kvstore.client import Client
+    from kvstore.protocol import answers
 
 ID_MAX = 10**18 - 1
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
@@ -59,14 +60,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _kill(args: argparse.Namespace) -> int:
-    killed = ask(args, "clients", lambda client: [client.kill_client(number) for number in args.kill])
-    if args.output == "json":
-        print_json({"killed": killed})
-        return OK
-    for one in killed:
+    killed: list[answers.Client] = []
+
+    def kill(client: Client) -> None:
+        for number in args.kill:
+            killed.append(client.kill_client(number))
+
+    with presented(args, {"killed": killed}, killed, _print_killed):
+        ask(args, "clients", kill)
+    return OK
+
+
+def _print_killed(document: dict[str, Any]) -> None:
+    for one in document["killed"]:
         who = f"{printable(one['label']) or 'unnamed'}, pid {one['pid'] or '?'}, uid {one['uid']}"
         print(f"client {one['id']} ({who}) is cut off: {plural(one['leases'], 'lease')} went back")
-    return OK
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -14,10 +14,10 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import DAY_S
-from kvstore.tools.cli import USAGE, CliError
+from kvstore.tools.cli import OK, USAGE, CliError
 from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket, this_user
 from kvstore.tools.cli.options import add_model_name, days
-from kvstore.tools.cli.output import present
+from kvstore.tools.cli.output import presented
 
 if TYPE_CHECKING:
     from tiers.bucket.objects import Objects
@@ -40,10 +40,15 @@ def run_verb(args: argparse.Namespace) -> int:
     if ("@" in args.name) == args.all:
         wanted = "with --all, a name without revision" if args.all else "NAME@REVISION, or --all of them"
         raise CliError(f"model rm {args.name}: allowed is {wanted}", exit_code=USAGE)
-    return present(args, asked_of_bucket(args, lambda objects: _removed(objects, args)), show)
+    removed: list[str] = []
+    document: dict[str, Any] = {"bucket": "", "removed": removed}
+    with presented(args, document, removed, show):
+        asked_of_bucket(args, lambda objects: _remove(objects, args, document))
+    return OK
 
 
-async def _removed(objects: Objects, args: argparse.Namespace) -> dict[str, Any]:
+async def _remove(objects: Objects, args: argparse.Namespace, document: dict[str, Any]) -> None:
+    """document: is filled."""
     from coldstart.published.models import find, remove
     from replication.erasure.removed_models import Removal
     from replication.feed.announcing import is_region
@@ -53,10 +58,11 @@ async def _removed(objects: Objects, args: argparse.Namespace) -> dict[str, Any]
     chosen = (await published(objects, args.name) if args.all else []) or [await find(objects, args.name)]
     by, in_region = this_user()[:200], await is_region(objects)
     now_s = await store_now_s(objects) if in_region else 0.0
+    document["bucket"] = objects.where
     for each in chosen:
         removal = Removal(each.model, each.revision, now_s, by, int(now_s + args.days * DAY_S) + 1)
         await remove(objects, each, removal if in_region else None)
-    return {"bucket": objects.where, "removed": [f"{each.model}@{each.revision}" for each in chosen]}
+        document["removed"].append(f"{each.model}@{each.revision}")
 
 
 def show(document: dict[str, Any]) -> None:

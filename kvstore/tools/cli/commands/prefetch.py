@@ -27,7 +27,7 @@ from kvstore.tools.cli.output import (
     Progress,
     is_terminal,
     later,
-    present,
+    presented,
     print_table,
     progress_bars,
     say,
@@ -60,12 +60,14 @@ def run(args: argparse.Namespace) -> int:
     namespace = namespace_of("prefetch", args)
     rows: list[Told] = []
     try:
-        with progress_bars(of_bytes=True) as show:
+        with (
+            presented(args, {"to": "dram", "prefixes": rows}, rows, lambda _: _print(rows)),
+            progress_bars(of_bytes=True) as show,
+        ):
             ask(args, "prefetch", lambda client: _load(client, args.prefixes, namespace, later(show), rows))
     except KeyboardInterrupt:
         print("kvstore: prefetch: stopped; what is loaded stays", file=sys.stderr)
         return INTERRUPTED
-    present(args, {"to": "dram", "prefixes": rows}, lambda _: _print(rows))
     return OK if all(row["state"] == "done" for row in rows) else FAILED
 
 
