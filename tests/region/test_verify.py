@@ -185,6 +185,32 @@ def test_against_another_region(regions: Path) -> None:
     assert verify(regions, "--against", "na", region="eu")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("away", "code", "says"),
+    [
+        ("url = 's3://eu/kv'\nendpoint = 'http://127.0.0.1:1'", 4, "s3://eu/kv"),
+        ("url = 'file:///nowhere/eu'", 1, "no such directory"),
+    ],
+)
+def test_what_was_repaired_before_a_failure_is_told(tmp_path: Path, away: str, code: int, says: str) -> None:
+    """The region that it is compared with is away, or no region: all that was read and repaired here is told, and why it ended."""
+    file = regions_file(tmp_path, "na", "eu", rules=RULES)
+    init(file, "na")
+    put(file, damaged := make("a"))
+    in_bucket(file, "na", lambda objects: objects.put(damaged.pack.name, flip(damaged.content, 999)))
+    file.write_text(file.read_text().replace(f'url = "file://{tmp_path / "eu"}"', away))
+    words = ("na", "--deep", "--repair", "--against", "eu")
+    found, facts = verify(file, *words[1:])
+    assert (found, facts["ok"], facts["against"], says in facts["problem"]) == (code, False, "eu", True), (
+        facts
+    )
+    assert facts["repaired"] == facts["counts"]["damaged"] == 1 and facts["read_packs"] == 1
+    assert "lacking_packs" not in facts and [one["kind"] for one in facts["findings"]] == ["damaged"]
+    done = kvstore("region", "verify", *words, "--regions", file)
+    assert (done.returncode, done.stderr) == (code, "") and "not all was looked at: " in done.stdout
+    assert done.stdout.endswith("\nno problem so far\n")
+
+
 def test_wrong_words_are_one_line(tmp_path: Path) -> None:
     """What is no region, no share, no speed, or an option of another action ends in one line and exit code 2; a bucket that does
     not answer in 4."""

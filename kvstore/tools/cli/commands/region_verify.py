@@ -6,7 +6,7 @@
   kvstore region verify NAME --against OTHER what should be copied from there, and is not
 
 Exit code 0 when nothing was found, or all of it was repaired, 1 when not or when the bucket refuses, 2 for wrong words, 4 when a bucket
-does not answer.
+does not answer; what was found and repaired before is told.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore.tools.cli import FAILED, OK, USAGE, CliError
-from kvstore.tools.cli.buckets import asked
+from kvstore.tools.cli.buckets import asked, code_of
 from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment
 from kvstore.tools.cli.options import is_of_node, size
 from kvstore.tools.cli.output import Progress, later, present, progress_bars
@@ -124,10 +124,11 @@ def _verify(args: argparse.Namespace, deployment: Deployment) -> int:
     wanted = _asked_for(args, deployment)
     found = _Found()
     with tempfile.TemporaryDirectory(prefix="kvstore-verify-") as directory, progress_bars() as bars:
-        facts = asked(lambda: _verified(deployment, wanted, Path(directory), found, later(bars)))
-    facts |= {"repaired": found.repaired, "counts": dict(found.counts), "ok": not found.open}
+        facts, code = asked(lambda: _verified(deployment, wanted, Path(directory), found, later(bars)))
+    code = max(code, FAILED if found.open else OK)
+    facts |= {"repaired": found.repaired, "counts": dict(found.counts), "ok": code == OK}
     present(args, {**facts, "findings": [finding._asdict() for finding in found.told]}, _show)
-    return FAILED if found.open else OK
+    return code
 
 
 class _Found:
@@ -150,7 +151,11 @@ class _Found:
 
 async def _verified(
     deployment: Deployment, wanted: Asked, directory: Path, found: _Found, progress: Progress
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], int]:
+    """The facts, and the exit code of what kept them from being complete."""
+    from replication.errors import ReplicationError
+    from tiers.errors import TierError
+
     home = await followed(deployment, wanted.region, directory, found.add, wanted.repairs)
     try:
         report = await home.audit(wanted.repairs, found.add, progress)
@@ -168,29 +173,45 @@ async def _verified(
             "left": report.left + report.models.left,
             "whole": report.is_whole,
         }
-        if wanted.deep is not None:
-            read = await home.read(wanted.deep, wanted.repairs, found.add, progress)
-            facts |= {"read_packs": read.packs, "read_bytes": read.bytes, "damaged_packs": read.damaged}
-            chunks = await home.read_models(wanted.deep, wanted.repairs, found.add, progress)
-            facts |= {
-                "read_chunks": chunks.chunks,
-                "read_chunk_bytes": chunks.bytes,
-                "damaged_chunks": chunks.damaged,
-            }
-        if wanted.repairs:
-            facts["snapshot"] = await home.end_repair()
-        if wanted.against:
-            source = await followed(deployment, wanted.against, directory, lambda finding: None)
-            try:
-                facts["against"] = wanted.against
-                rules = deployment.copy_rules()
-                facts["lacking_packs"] = await home.lacking(source, rules, found.add)
-                facts["lacking_models"] = await home.lacking_models(source, rules, found.add, wanted.repairs)
-            finally:
-                source.close()
-        return facts
+        try:
+            await _verify_more(deployment, wanted, home, directory, found, progress, facts)
+        except (ReplicationError, TierError) as error:
+            return {**facts, "problem": str(error)}, code_of(error)
+        return facts, OK
     finally:
         home.close()
+
+
+async def _verify_more(
+    deployment: Deployment,
+    wanted: Asked,
+    home: Outside,
+    directory: Path,
+    found: _Found,
+    progress: Progress,
+    facts: dict[str, Any],
+) -> None:
+    """Beyond listings. facts: are added to. Raises ReplicationError, TierError."""
+    if wanted.deep is not None:
+        read = await home.read(wanted.deep, wanted.repairs, found.add, progress)
+        facts |= {"read_packs": read.packs, "read_bytes": read.bytes, "damaged_packs": read.damaged}
+        chunks = await home.read_models(wanted.deep, wanted.repairs, found.add, progress)
+        facts |= {
+            "read_chunks": chunks.chunks,
+            "read_chunk_bytes": chunks.bytes,
+            "damaged_chunks": chunks.damaged,
+        }
+    if wanted.repairs:
+        facts["snapshot"] = await home.end_repair()
+    if wanted.against:
+        facts["against"] = wanted.against
+        source = await followed(deployment, wanted.against, directory, lambda finding: None)
+        try:
+            rules = deployment.copy_rules()
+            facts["lacking_packs"] = await home.lacking(source, rules, found.add)
+            facts["lacking_models"] = await home.lacking_models(source, rules, found.add, wanted.repairs)
+        finally:
+            source.close()
 
 
 async def followed(
@@ -234,7 +255,7 @@ def _show(facts: dict[str, Any]) -> None:
             f"{plural(facts['read_packs'], 'pack')} ({format_bytes(facts['read_bytes'])}) read,"
             f" {count(facts['damaged_packs'])} of them damaged"
         )
-    if "against" in facts:
+    if "lacking_models" in facts:
         print(
             f"{plural(facts['lacking_packs'], 'pack')} and {plural(facts['lacking_models'], 'model')}"
             f" of {facts['against']} not here that should be"
@@ -249,8 +270,10 @@ def _show(facts: dict[str, Any]) -> None:
     for kind, number in facts["counts"].items():
         if number > LINES_TOLD:
             print(f"  {kind}: {count(number)} in all")
+    if "problem" in facts:
+        print(printable(f"not all was looked at: {facts['problem']}"))
     if not facts["whole"]:
         print("there is more than one look can remember: verify again")
     left = sum(facts["counts"].values()) - facts["repaired"]
-    words = plural(left, "problem") if left else "sound"
+    words = plural(left, "problem") if left else "sound" if "problem" not in facts else "no problem so far"
     print(f"{words}, {count(facts['repaired'])} repaired" if facts["repaired"] else words)
