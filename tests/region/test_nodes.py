@@ -81,7 +81,7 @@ def test_a_daemon_is_seen_from_its_bucket(place: Place, serve: Callable[..., Dae
 
 def test_a_region_that_is_away_hides_no_other(tmp_path: Path) -> None:
     """Of several regions the bucket of one is away, or is none: what the others have is shown, and the exit code says which it
-    was; so does the status of regions that have no mirror."""
+    was; so do the list of regions, and the status of those that have no mirror."""
     file = regions_file(tmp_path, "na", "eu")
     init(file, "na", "eu")
     objects = load_regions(file).regions["na"].open()
@@ -102,6 +102,10 @@ def test_a_region_that_is_away_hides_no_other(tmp_path: Path) -> None:
         assert f"eu: {unread['problem']}" in done.stdout and "a" * 16 in done.stdout
         alone = kvstore("region", "nodes", "eu", "--regions", file)
         assert (alone.returncode, says in alone.stderr, alone.stdout) == (expected, True, "")
+        done = kvstore("region", "ls", "--regions", file, "-o", "json")
+        told = json.loads(done.stdout)
+        assert (done.returncode, told["away"]) == (expected, ["eu"] if expected == 4 else [])
+        assert told["regions"][0]["state"] == "ready" and says in told["regions"][1]["state"]
         done = kvstore("region", "status", "--regions", file, "-o", "json")
         na, eu = json.loads(done.stdout)["keepers"]
         assert (done.returncode, "problem" in na, says in eu["problem"]) == (expected, False, True)

@@ -118,6 +118,23 @@ def test_what_is_read_is_what_the_node_says(
     assert set(far.calls) <= {method, "NodeService/GetPrincipal"}
 
 
+@pytest.mark.parametrize(
+    ("words", "method", "kind", "document"),
+    [
+        ("region ls", "ListRegions", regions_pb2.ListRegionsResponse, {"regions": [{"region": "eu", "url": "u", "state": "no answer"}]}),
+    ],
+)  # fmt: skip
+def test_a_bucket_that_is_away_there_has_the_exit_code_of_here(
+    far: Far, words: str, method: str, kind: Any, document: Any
+) -> None:
+    """The document says whether a bucket does not answer (4), or something else is wrong (1); of a node that does not say it, it is 1."""
+    for more, code in (({"away": ["eu"]}, 4), ({"away": []}, 1), ({}, 1)):
+        far.gives(
+            f"RegionService/{method}", kind(document_json=json.dumps({"deployment": "d", **document, **more}))
+        )
+        assert main([*words.split(), "--node", far.target]) == code
+
+
 WORKS: list[tuple[str, str, Any, Any, str, str]] = [
     ("model publish /models/m --name m", "ModelService/PublishModel", models_pb2.PublishModelResponse,
      {**MODEL, "was_there": False, "files": 1, "bytes": 2, "put_chunks": 1, "chunks": 1, "put_bytes": 2, "took_s": 1.0, "with_cache": False, "left_out": 0}, "directory: /models/m name: m", "m@r is published"),

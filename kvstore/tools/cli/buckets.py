@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvstore.tools.cli import FAILED, UNREACHABLE
+from kvstore.tools.cli import FAILED, OK, UNREACHABLE
 
 if TYPE_CHECKING:
     from kvstore.daemon.config.regions_file import Deployment
@@ -29,6 +29,13 @@ def code_of(error: Exception) -> int:
     from tiers.errors import ObjectUnavailable
 
     return UNREACHABLE if isinstance(error, ObjectUnavailable) else FAILED
+
+
+def code_said(document: Mapping[str, Any], is_well: bool) -> int:
+    """The exit code that fits a document about regions, of here or of another node. Its `away`: those of which a bucket does not answer."""
+    if document.get("away"):
+        return UNREACHABLE
+    return OK if is_well else FAILED
 
 
 async def opened(deployment: Deployment, region: str) -> Objects:

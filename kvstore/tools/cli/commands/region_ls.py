@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kvstore.tools.cli import FAILED, OK
-from kvstore.tools.cli.buckets import asked, opened
+from kvstore.tools.cli import UNREACHABLE
+from kvstore.tools.cli.buckets import asked, code_of, code_said, opened
 from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
 from kvstore.tools.cli.options import add_config_arguments, is_of_node
 from kvstore.tools.cli.output import present, print_table
@@ -31,7 +31,7 @@ def run_verb(args: argparse.Namespace) -> int:
     else:
         document = _found(args)
     present(args, document, _show)
-    return OK if {row["state"] for row in document["regions"]} == {"ready"} else FAILED
+    return code_said(document, all(row["state"] == "ready" for row in document["regions"]))
 
 
 def _found(args: argparse.Namespace) -> dict[str, Any]:
@@ -41,10 +41,14 @@ def _found(args: argparse.Namespace) -> dict[str, Any]:
 
     deployment = load_deployment(args)
 
+    away: list[str] = []
+
     async def state(name: str) -> str:
         try:
             await opened(deployment, name)
         except (ReplicationError, TierError) as error:
+            if code_of(error) == UNREACHABLE:
+                away.append(name)
             return str(error)
         return "ready"
 
@@ -53,7 +57,7 @@ def _found(args: argparse.Namespace) -> dict[str, Any]:
 
     found = dict(zip(deployment.regions, asked(states), strict=True))
     rows = [{"region": name, "url": deployment.regions[name].url, "state": found[name]} for name in found]
-    return {"deployment": deployment.deployment, "regions": rows}
+    return {"deployment": deployment.deployment, "regions": rows, "away": sorted(away)}
 
 
 def _show(document: dict[str, Any]) -> None:
