@@ -107,7 +107,9 @@ def test_a_region_that_is_away_hides_no_other(tmp_path: Path) -> None:
         assert (done.returncode, told["away"]) == (expected, ["eu"] if expected == 4 else [])
         assert told["regions"][0]["state"] == "ready" and says in told["regions"][1]["state"]
         done = kvstore("region", "status", "--regions", file, "-o", "json")
-        na, eu = json.loads(done.stdout)["keepers"]
+        told = json.loads(done.stdout)
+        assert told["away"] == (["eu"] if expected == 4 else [])
+        na, eu = told["keepers"]
         assert (done.returncode, "problem" in na, says in eu["problem"]) == (expected, False, True)
 
 

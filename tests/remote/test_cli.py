@@ -122,6 +122,7 @@ def test_what_is_read_is_what_the_node_says(
     ("words", "method", "kind", "document"),
     [
         ("region ls", "ListRegions", regions_pb2.ListRegionsResponse, {"regions": [{"region": "eu", "url": "u", "state": "no answer"}]}),
+        ("region status", "GetRegions", regions_pb2.GetRegionsResponse, {"mirrors": [{**PAIR, "state": "no answer"}], "keepers": []}),
     ],
 )  # fmt: skip
 def test_a_bucket_that_is_away_there_has_the_exit_code_of_here(

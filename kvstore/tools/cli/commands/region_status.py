@@ -15,8 +15,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from kvstore.tools.cli import FAILED, OK
-from kvstore.tools.cli.buckets import code_of, opened
+from kvstore.tools.cli import FAILED, OK, UNREACHABLE
+from kvstore.tools.cli.buckets import code_of, code_said, opened
 from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment
 from kvstore.tools.cli.options import is_of_node
 from kvstore.tools.cli.output import Figure, present, print_table, say
@@ -53,9 +53,9 @@ def run_verb(args: argparse.Namespace) -> int:
         "deployment": deployment.deployment,
         "mirrors": [pair.facts for pair in pairs],
         "keepers": [keeper.facts for keeper in keepers],
+        "away": sorted({told.facts["region"] for told in (*pairs, *keepers) if told.code == UNREACHABLE}),
     }
-    present(args, document, _show)
-    return max(told.code for told in (*pairs, *keepers))
+    return _presented(args, document)
 
 
 def _of_node(args: argparse.Namespace) -> int:
@@ -64,13 +64,18 @@ def _of_node(args: argparse.Namespace) -> int:
 
     with node_of(args, args.called) as node:
         document = node.get_regions(args.region, args.now)
+    return _presented(args, document)
+
+
+def _presented(args: argparse.Namespace, document: dict[str, Any]) -> int:
+    """The exit code that fits it."""
     present(args, document, _show)
-    is_read = not any("problem" in keeper for keeper in document["keepers"])
-    return OK if is_read and all(pair["state"] == "ok" for pair in document["mirrors"]) else FAILED
+    is_read = not any("problem" in keeper for keeper in document.get("keepers", ()))
+    return code_said(document, is_read and all(pair["state"] == "ok" for pair in document["mirrors"]))
 
 
 def _show(document: dict[str, Any]) -> None:
-    for keeper in document["keepers"]:
+    for keeper in document.get("keepers", ()):
         say(_kept(keeper))
     mirrors = document["mirrors"]
     rows = [[of(facts) for of in _COLUMNS.values()] for facts in mirrors]
