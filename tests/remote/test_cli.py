@@ -208,6 +208,19 @@ def test_rules_are_made_there(far: Far, capsys: Captured) -> None:
     assert capsys.readouterr().out == "row 7\n1 problem\n"
 
 
+@pytest.mark.parametrize("words", ["pin", "unpin", "ttl 1min", "clear --yes --prefix", "explain --prefix"])
+def test_an_odd_number_of_digits_is_no_whole_hash(far: Far, capsys: Captured, words: str) -> None:
+    """Longer than a hash of vLLM, it may be the beginning of another one: the node is asked, and knows none. One line, exit code 3."""
+    far.gives("CacheService/FindPrefixes", cache_pb2.FindPrefixesResponse())
+    far.gives(
+        "CacheService/ListNamespaces", cache_pb2.ListNamespacesResponse(namespaces=[{"digest": 16 * b"n"}])
+    )
+    assert main([*words.split(), 65 * "a", "--node", far.target]) == 3
+    captured = capsys.readouterr()
+    assert captured.err.endswith(f"{65 * 'a'}: no known prefix begins so\n") and captured.err.count("\n") == 1
+    assert not captured.out
+
+
 @pytest.mark.parametrize(
     ("code", "exit_code"),
     [("UNAUTHENTICATED", 1), ("PERMISSION_DENIED", 1), ("NOT_FOUND", 3), ("INVALID_ARGUMENT", 2), ("DEADLINE_EXCEEDED", 4), ("INTERNAL", 1)],

@@ -69,7 +69,7 @@ class Far:
         return list(self._node.check())
 
     def find_prefixes(self, beginning: str, namespace: str = "") -> list[str]:
-        if len(beginning) >= WHOLE_DIGITS:
+        if len(beginning) >= WHOLE_DIGITS and len(beginning) % 2 == 0:
             return [beginning]  # for those, too, who may not look for others
         scope = [namespace] if namespace else []
         return [one.hex() for one in self._node.find_prefixes(*scope, beginning=beginning)]
