@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,8 @@ from hypothesis import strategies as st
 
 from kvstore.client import Client
 from kvstore.tools.cli import COMMANDS, CliError, main
-from kvstore.tools.cli.output import print_json, print_table
+from kvstore.tools.cli.nodes import _follow
+from kvstore.tools.cli.output import print_json, print_table, progress_bars, say
 from kvstore.tools.cli.streams import Harmless, drawing, harmless_streams
 from kvstore.units import harmless, printable
 from replication.formats.mirror_state import Failure, MirrorState, encode_state
@@ -58,6 +61,50 @@ def test_what_we_draw_comes_through() -> None:
     assert drawing(below) is below
     drawing(Harmless(below)).write("\x1b[1m")  # type: ignore[arg-type]
     assert below.getvalue() == "\x1b[1m"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Work:
+    """At a node that calls itself, and what it does, whatever it likes. on: the terminal where both are to be seen before it is over."""
+
+    state = SimpleNamespace(method=f"/{HOSTILE}[bold]method", progress="")
+
+    def __init__(self, on: Terminal) -> None:
+        self._on = on
+
+    def watch(self) -> Iterator[SimpleNamespace]:
+        for word in ("method", "progress"):
+            give_up_s = time.monotonic() + TIMEOUT_S
+            while f"[bold]{word}" not in self._on.getvalue():
+                assert time.monotonic() < give_up_s, self._on.getvalue()
+                time.sleep(0.01)
+            yield SimpleNamespace(method="", progress=f"{HOSTILE}[bold]progress")
+
+
+def test_what_is_drawn_has_harmless_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, where what we draw goes past the wrapped streams: titles, names of columns and cells of tables, bars, and the
+    line about work at another node. Markup in them is text, and a line feed begins no line."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "400")
+    out, err = Terminal(), Terminal()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), harmless_streams():  # type: ignore[type-var]
+        for word in ("title", "column", "cell"):
+            print_table(f"{HOSTILE}[bold]{word}", [f"{HOSTILE}[bold]{word}"], [[f"{HOSTILE}[bold]{word}"]])
+        say(f"{HOSTILE}one\nline")
+        with progress_bars() as show:
+            show(f"{HOSTILE}[bold]bar", 1, 2)
+        _follow(Work(err))  # type: ignore[arg-type]
+    for text in (out.getvalue(), err.getvalue()):
+        drawn = re.sub(
+            r"\x1b\[[?0-9;]*[A-KSTfhlm]", "", text.replace("\x1b[2J", "owned")
+        )  # styles, the cursor
+        assert "owned\ufffd\ufffd[2J" in drawn and "[bold]" in drawn
+        assert not (HARMFUL - {"\r"}) & {*drawn}, drawn
+    assert "one\ufffdline\n" in out.getvalue()
 
 
 def test_every_command_runs_behind_it(

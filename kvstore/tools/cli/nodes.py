@@ -21,6 +21,7 @@ from kvstore.units import printable
 
 if TYPE_CHECKING:
     from kvstore.remote import Node, Operation
+    from kvstore.remote.values import OperationState
 
 WHOLE_DIGITS = 64
 Document = dict[str, Any]
@@ -133,6 +134,9 @@ def _follow(operation: Operation) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    with Console(file=drawing(sys.stderr)).status(operation.state.method) as line:
+    def line_of(state: OperationState) -> Text:
+        return Text(printable(state.progress or state.method))
+
+    with Console(file=drawing(sys.stderr)).status(line_of(operation.state)) as line:
         for state in operation.watch():
-            line.update(Text(printable(state.progress or state.method)))
+            line.update(line_of(state))

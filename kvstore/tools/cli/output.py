@@ -57,7 +57,8 @@ def is_terminal() -> bool:
 
 
 def say(line: str = "", indent: int = 2) -> None:
-    """A line for people: on a terminal broken between words, and what follows is set in; whole in a pipe."""
+    """A line for people, whoever wrote it: on a terminal broken between words, and what follows is set in; whole in a pipe."""
+    line = printable(line)
     if is_terminal():
         import shutil
         from textwrap import fill
@@ -84,10 +85,11 @@ class Figure(str):
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], drop: Sequence[str] = ()
 ) -> None:
-    """A titled table; numbers right, text left. What could steer a terminal is taken out of every cell.
+    """A titled table; numbers right, text left. What could steer a terminal is taken out of all of it.
 
     drop: names of columns that a narrow terminal does without, in the order in which they go.
     """
+    title, columns = printable(title), list(map(printable, columns))
     texts = [[printable(str(cell)) for cell in row] for row in rows]
     right = [
         bool(rows) and all(isinstance(row[n], (int, float, Figure)) for row in rows)
@@ -157,9 +159,11 @@ def _draw(
 
     console = Console(file=drawing(sys.stdout))
     widths = fitted(columns, texts, console.width, drop)
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=Text(title, "bold"), title_justify="left")
     for n, width in widths.items():
-        table.add_column(columns[n], justify="right" if right[n] else "left", width=width, overflow="fold")
+        table.add_column(
+            Text(columns[n]), justify="right" if right[n] else "left", width=width, overflow="fold"
+        )
     for line in texts:
         table.add_row(*(Text(line[n]) for n in widths))  # Text: a bracket in a name is a bracket, not markup
     console.print(table)

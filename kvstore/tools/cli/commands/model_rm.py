@@ -17,7 +17,7 @@ from kvstore.constants import DAY_S
 from kvstore.tools.cli import OK, USAGE, CliError
 from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket, this_user
 from kvstore.tools.cli.options import add_model_name, days
-from kvstore.tools.cli.output import presented
+from kvstore.tools.cli.output import presented, say
 
 if TYPE_CHECKING:
     from tiers.bucket.objects import Objects
@@ -67,5 +67,5 @@ async def _remove(objects: Objects, args: argparse.Namespace, document: dict[str
 
 def show(document: dict[str, Any]) -> None:
     for name in document["removed"]:
-        print(f"removed {name} from {document['bucket']}")
+        say(f"removed {name} from {document['bucket']}")
     print("kvstore model gc gives back the room of what no other revision has")

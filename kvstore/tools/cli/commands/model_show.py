@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket
 from kvstore.tools.cli.options import add_model_name
-from kvstore.tools.cli.output import Figure, present, print_table
+from kvstore.tools.cli.output import Figure, present, print_table, say
 from kvstore.units import count, format_bytes, format_time, plural
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ async def _shown(objects: Objects, name: str) -> dict[str, Any]:
 
 
 def show(document: dict[str, Any]) -> None:
-    print(f"{document['model']}@{document['revision']} in {document['bucket']}")
-    print(
+    say(f"{document['model']}@{document['revision']} in {document['bucket']}")
+    say(
         f"published {format_time(document['published_s'])} by {document['published_by']}, from {document['source']}"
     )
     print(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.tools.cli import FAILED, OK
 from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket
 from kvstore.tools.cli.options import add_model_name
-from kvstore.tools.cli.output import Progress, later, present, progress_bars
+from kvstore.tools.cli.output import Progress, later, present, progress_bars, say
 from kvstore.units import format_bytes, plural
 
 if TYPE_CHECKING:
@@ -73,9 +73,8 @@ def show(document: dict[str, Any]) -> None:
     for finding in document["findings"][:LINES_SAID]:
         files = ", ".join(finding["files"][:FILES_SAID])
         more = f" and {len(finding['files']) - FILES_SAID} more" if len(finding["files"]) > FILES_SAID else ""
-        print(
-            f"  {finding['kind']}: {finding['name']}: {finding['reason']}{': in ' if files else ''}{files}{more}"
-        )
+        said = f"  {finding['kind']}: {finding['name']}: {finding['reason']}"
+        say(f"{said}{': in ' if files else ''}{files}{more}", 4)
     if document["found"] > LINES_SAID:
         print(f"  and {document['found'] - LINES_SAID} more")
     print("sound" if document["ok"] else plural(document["found"], "problem"))

@@ -38,7 +38,7 @@ from kvstore.tools.cli.asking import agreed, must_ask
 from kvstore.tools.cli.buckets import code_of, opened
 from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
 from kvstore.tools.cli.options import add_config_arguments, days, duration, is_of_node
-from kvstore.tools.cli.output import present, print_table
+from kvstore.tools.cli.output import present, print_table, say
 from kvstore.tools.cli.prefixes import whole_or_found
 from kvstore.units import format_bytes, format_time, plural
 
@@ -364,7 +364,7 @@ def _show_tombstones(document: dict[str, Any]) -> None:
     print_table("erased, and watched for", columns, rows, ("in", "namespaces"))
     for row in document["regions"]:
         if row["state"] != READ:
-            print(f"{row['region']}: {row['state']}")
+            say(f"{row['region']}: {row['state']}")
 
 
 def _cancel(args: argparse.Namespace, deployment: Deployment, regions: Sequence[str]) -> int:

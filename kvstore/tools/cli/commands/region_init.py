@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from kvstore.tools.cli import CliError
 from kvstore.tools.cli.buckets import asked
 from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment
-from kvstore.tools.cli.output import present
+from kvstore.tools.cli.output import present, say
 
 if TYPE_CHECKING:
     from kvstore.daemon.config.regions_file import Place
@@ -55,7 +55,7 @@ def _show(facts: dict[str, object]) -> None:
     if "bucket_made" in facts:
         print("its bucket was made" if facts["bucket_made"] else "its bucket was there")
     if facts["keeps"]:
-        print(f"its bucket: {facts['keeps']}")
+        say(f"its bucket: {facts['keeps']}")
 
 
 def _created(place: Place) -> dict[str, object]:

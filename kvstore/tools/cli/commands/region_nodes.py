@@ -19,7 +19,7 @@ from kvstore.tools.cli import FAILED, OK
 from kvstore.tools.cli.buckets import code_of, opened
 from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment
 from kvstore.tools.cli.output import Figure, present, print_table, say
-from kvstore.units import NOTHING, format_bytes, format_duration, percent, plural, printable
+from kvstore.units import NOTHING, format_bytes, format_duration, percent, plural
 
 if TYPE_CHECKING:
     from kvstore.daemon.config.regions_file import Deployment
@@ -164,10 +164,10 @@ def _show(document: Document) -> None:
     print_table(f"nodes of {document['deployment']}, as each said itself", [*columns, "version"], rows, drop)
     for node in document["nodes"]:
         for line in _lines(node):
-            say(printable(f"  {node['host'] or node['writer']}: {line}"), 4)
+            say(f"  {node['host'] or node['writer']}: {line}", 4)
     for one in document["unread"]:
         node = f"node {one['writer']} cannot be read: " if one["writer"] else ""
-        say(printable(f"{one['region']}: {node}{one['problem']}"))
+        say(f"{one['region']}: {node}{one['problem']}")
     if document["forgotten"]:
         say(f"{plural(document['forgotten'], 'node')} of which nothing was heard for a week: not shown")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.tools.cli import FAILED, OK, USAGE, CliError
 from kvstore.tools.cli.buckets import asked, opened
 from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment
-from kvstore.tools.cli.output import present
+from kvstore.tools.cli.output import present, say
 
 if TYPE_CHECKING:
     from replication.mirror.resealing import Resealed
@@ -44,4 +44,4 @@ def run_verb(args: argparse.Namespace) -> int:
 def _show(done: dict[str, Any]) -> None:
     print(f"{done['resealed']} objects resealed, {done['sealed']} were sealed with the first key before")
     if done["left"]:
-        print(f"{done['left']} cannot be opened, and stay as they are: {done['problem']}")
+        say(f"{done['left']} cannot be opened, and stay as they are: {done['problem']}")

@@ -23,8 +23,8 @@ from kvstore.tools.cli import FAILED, OK, USAGE, CliError
 from kvstore.tools.cli.buckets import asked, code_of
 from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment
 from kvstore.tools.cli.options import is_of_node, size
-from kvstore.tools.cli.output import Progress, later, present, progress_bars
-from kvstore.units import count, format_bytes, plural, printable
+from kvstore.tools.cli.output import Progress, later, present, progress_bars, say
+from kvstore.units import count, format_bytes, plural
 
 if TYPE_CHECKING:
     from kvstore.daemon.config.regions_file import Deployment
@@ -237,7 +237,7 @@ async def followed(
 
 
 def _show(facts: dict[str, Any]) -> None:
-    print(
+    say(
         f"{facts['bucket']}: {plural(facts['packs'], 'pack')} ({format_bytes(facts['bytes'])}) there,"
         f" {count(facts['announced_packs'])} announced"
     )
@@ -266,12 +266,12 @@ def _show(facts: dict[str, Any]) -> None:
         lines[kind] += 1
         if lines[kind] <= LINES_TOLD:
             done = f" ({finding['repaired']})" if finding["repaired"] else ""
-            print(printable(f"  {kind}: {finding['pack']}: {finding['reason']}{done}"))
+            say(f"  {kind}: {finding['pack']}: {finding['reason']}{done}", 4)
     for kind, number in facts["counts"].items():
         if number > LINES_TOLD:
             print(f"  {kind}: {count(number)} in all")
     if "problem" in facts:
-        print(printable(f"not all was looked at: {facts['problem']}"))
+        say(f"not all was looked at: {facts['problem']}")
     if not facts["whole"]:
         print("there is more than one look can remember: verify again")
     left = sum(facts["counts"].values()) - facts["repaired"]

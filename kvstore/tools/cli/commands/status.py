@@ -241,8 +241,8 @@ def print_holdings(holdings: Sequence[answers.Holding]) -> None:
     for one in holdings:
         if one["differs"]:
             who = f"{one['model'] or '(none)'}, tenant {one['tenant'] or '(none)'}"
-            say(f"{one['kinds']} kinds of engines of {printable(who)} share nothing: they differ in")
-            say(f"  {printable(in_words(one['differs']))}", 4)
+            say(f"{one['kinds']} kinds of engines of {who} share nothing: they differ in")
+            say(f"  {in_words(one['differs'])}", 4)
             say()
 
 

@@ -39,7 +39,7 @@ from kvstore.tools.cli.options import (
     model_name,
     size,
 )
-from kvstore.tools.cli.output import Figure, present, print_json, print_table, progress_bars
+from kvstore.tools.cli.output import Figure, present, print_json, print_table, progress_bars, say
 from kvstore.units import NOTHING, count, format_bytes, format_duration, money, percent
 
 if TYPE_CHECKING:
@@ -329,7 +329,7 @@ def _show_plan(args: argparse.Namespace, plan: Plan) -> None:
         ]
     print_table(f"warming {args.region}", ["", "", ""], rows)
     for note in plan.notes:
-        print(f"  {note}")
+        say(f"  {note}", 4)
 
 
 def _of(plan: Plan) -> str:
@@ -342,11 +342,11 @@ def _rate(rate: float | None) -> str:
 
 
 def _show_cancelled(document: dict[str, Any]) -> None:
-    print(f"order {document['order']['id']} is cancelled; what is loaded stays")
+    say(f"order {document['order']['id']} is cancelled; what is loaded stays")
 
 
 def _show_ordered(identity: str) -> None:
-    print(f"order {identity} is in force; the same words again show how far it is")
+    say(f"order {identity} is in force; the same words again show how far it is")
 
 
 def _show_watched(region: str, facts: dict[str, Any]) -> None:
