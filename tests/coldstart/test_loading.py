@@ -339,6 +339,10 @@ def rank(
     plan = plan_of(directory)
     ring = SharedRing(path, plan.ring_bytes, len(plan.pieces), index, count)
     answers.put(("open", index, 0, {}))
+    while not all(
+        map(ring.is_there, range(count))
+    ):  # as ranks of an engine do: who comes later counts as gone
+        time.sleep(0.01)
     loading = loading_of(plan, ring=ring)
     kept, found = [], {}
     for number, (name, tensor) in enumerate(loading.tensors()):

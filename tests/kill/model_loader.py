@@ -31,6 +31,8 @@ def load(directory: Path, ring_path: str, index: int, count: int, pause_s: float
     assert revision is not None
     plan = plan_of(revision)
     ring = SharedRing(Path(ring_path), plan.ring_bytes, len(plan.pieces), index, count) if ring_path else None
+    while ring is not None and not all(map(ring.is_there, range(count))):
+        time.sleep(0.01)  # as ranks of an engine do: who comes later counts as gone
     loading = Loading(plan, revision.chunks(plan, index == 0), ring, 2)
     found = {}
     print("loading", flush=True)

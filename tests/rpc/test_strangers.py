@@ -51,8 +51,8 @@ def test_who_is_not_known_is_refused_before_a_message_comes(
     those connections stay."""
     before = resident_bytes(node.process())
     with ExitStack() as held:
-        peers = [held.enter_context(connected(node)) for _ in range(CONNECTIONS)]
-        for peer in peers:
+        for _ in range(CONNECTIONS):
+            peer = held.enter_context(connected(node))  # who says nothing for a while is out
             peer.sendall(opened(CALLS_MAX, f"/kvstore.v1.{method}", "nobody's", sent=sent))
             assert kinds_of_frames(peer, (HEADERS, CALLS_MAX))[HEADERS] == CALLS_MAX  # each is a refusal
         assert client("CacheService/ListNamespaces") is not None

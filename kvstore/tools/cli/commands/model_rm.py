@@ -53,9 +53,10 @@ async def _remove(objects: Objects, args: argparse.Namespace, document: dict[str
     from replication.erasure.removed_models import Removal
     from replication.feed.announcing import is_region
     from replication.formats.keeping import store_now_s
-    from replication.models.published import published
+    from replication.models.published import in_order, published
 
-    chosen = (await published(objects, args.name) if args.all else []) or [await find(objects, args.name)]
+    there = in_order(await published(objects, args.name)) if args.all else []
+    chosen = there or [await find(objects, args.name)]
     by, in_region = this_user()[:200], await is_region(objects)
     now_s = await store_now_s(objects) if in_region else 0.0
     document["bucket"] = objects.where
