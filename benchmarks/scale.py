@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from replication.audit.auditing import AUDIT_INTERVAL_S
-from replication.constants import NODE_INTERVAL_S, SOURCE_TOMBSTONES_S, UPKEEP_INTERVAL_S
+from replication.constants import NODE_INTERVAL_S, SEGMENT_REMOVED_MAX, SOURCE_TOMBSTONES_S, UPKEEP_INTERVAL_S
 from replication.feed.feed import FULL_LOOK_EVERY, LISTED_CLOSELY_S, LISTED_S
 from replication.feed.tail import POLL_INTERVAL_PER_WRITER_S, POLL_INTERVAL_S
 from replication.keeper.keeper import BEAT_INTERVAL_S
@@ -23,7 +23,7 @@ from replication.keeper.watch import FOLDERS
 from replication.mirror.mirror import HEARTBEAT_S
 from replication.region.region_node import announce_interval_s
 from replication.region.region_reader import FETCH_RANGE_BYTES
-from replication.region.upkeep import UPKEEP_PACKS, UPKEEP_SURE_S
+from replication.region.upkeep import UPKEEP_SURE_S
 
 SOURCE_FOLDERS = 3  # of which a mirror brings what is new
 KEPT_FOLDERS = 2  # doubts and removed models, at which the keeper looks whatever its own list says
@@ -125,7 +125,7 @@ def persisting(nodes: int, load: Load) -> Requests:
 def removals_per_s(nodes: int, load: Load) -> float:
     """Segments of the keeper's feed that say what is over."""
     looks = 1 / (UPKEEP_PAUSE_SHARE * UPKEEP_INTERVAL_S + UPKEEP_SURE_S)
-    return looks * math.ceil(nodes * load.packs_per_s / looks / UPKEEP_PACKS)
+    return looks * math.ceil(nodes * load.packs_per_s / looks / SEGMENT_REMOVED_MAX)
 
 
 def fetching(load: Load) -> Requests:

@@ -16,8 +16,7 @@ MARKER_BYTES_MAX: Final = 64 * KIB
 SEGMENT_ENTRIES_MAX: Final = 1024
 SEGMENT_BLOCKS_MAX: Final = 1024  # a pack that has more has a segment of its own
 SEGMENT_MODELS_MAX: Final = 256  # each has less than a kilobyte
-SEGMENT_REMOVED_MAX: Final = 1024  # applied REMOVED_SLICE at a time
-REMOVED_SLICE: Final = 4  # packs: each has up to a thousand blocks, which are taken out one by one
+SEGMENT_REMOVED_MAX: Final = 1024
 SEGMENT_BYTES_MAX: Final = 4 * MIB  # of a segment; what is larger is not read
 
 # Segments of a writer, and snapshots: whoever puts a number that is higher is none of us.
@@ -46,6 +45,9 @@ NODE_LOOK_S: Final = 60.0  # … or so soon where it has other problems than it 
 NODE_SILENT_S: Final = (
     2.5 * NODE_INTERVAL_S
 )  # of which nothing is heard for so long has stopped, or cannot write
+NODE_FORGOTTEN_S: Final = (
+    7 * 24 * 3600.0
+)  # … and for so long is not shown any more, and what it said last is deleted
 NODE_PROBLEMS_MAX: Final = 16  # told of one daemon
 NODE_ROWS_MAX: Final = 256  # models and tenants reported, those most asked for
 

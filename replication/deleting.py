@@ -1,13 +1,20 @@
-"""Deleting many objects, of which one may not be deleted: it takes no other one with it."""
+"""Deleting many objects, of which one may not be deleted: it takes no other one with it.
+
+What was looked at for a while before it is deleted may be put again meanwhile, under the same name: whoever did so counts on it. So
+`unchanged` is asked right before. Stores delete nothing on conditions, so some milliseconds remain in which that is not seen.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from tiers.errors import ObjectDamaged, ObjectRefused, ObjectUnavailable
+from tiers.bucket.objects import ObjectInfo, Objects
+from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused, ObjectUnavailable
+from tiers.together import together
 
 REFUSED_MAX: Final = 64  # of so many in one call the place refuses, not an object
+SAME_S: Final = 1.0  # lists say when an object was put more exactly than answers about one
 AWAY_MAX: Final = 2  # the same, of those that do not answer one after the other
 
 
@@ -38,3 +45,17 @@ async def delete_each(
             if len(left) > REFUSED_MAX or len(away or ()) > AWAY_MAX:
                 raise
     return left
+
+
+async def unchanged(objects: Objects, infos: Sequence[ObjectInfo]) -> list[str]:
+    """The names of those that were not put again since. Raises ObjectUnavailable."""
+
+    async def is_same(before: ObjectInfo) -> bool:
+        try:
+            info = await objects.head(before.name)
+        except (ObjectMissing, ObjectDamaged, ObjectRefused):
+            return True  # nothing that was put again
+        return info.size_bytes == before.size_bytes and info.modified_s < before.modified_s + SAME_S
+
+    same = await together(map(is_same, infos))
+    return [info.name for info, is_one in zip(infos, same, strict=True) if is_one]

@@ -1,7 +1,7 @@
 """What can go wrong in a region, grouped by when it happens.
 
-Opening: RegionError, MarkerDamaged, CatalogueBusy. Reading: Damaged. Writing: WriterConflict, IntentLost, ModelRemoved, ModelDiffers. At any time: CatalogueDamaged, after
-which the catalogue is made anew. What the store of objects itself does wrong is an `ObjectError` of the tiers.
+Opening: RegionError, MarkerDamaged, CatalogueBusy. Reading: Damaged, FormatUnknown. Writing: WriterConflict, IntentLost, ModelRemoved, ModelDiffers. At any time: CatalogueDamaged, after
+which the catalogue is made anew, and CatalogueUnwritable, after which it is not. What the store of objects itself does wrong is an `ObjectError` of the tiers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,16 @@ class CatalogueDamaged(ReplicationError):
     """The catalogue cannot be read or written. It is a copy, and can be made again from the region."""
 
 
+class CatalogueUnwritable(CatalogueDamaged):
+    """Its disk is full, or its files are not for this process: what is there is well, and stays. It is tried again."""
+
+
 class Damaged(ReplicationError):
     """The bytes of an object are not what a writer of the region put there."""
+
+
+class FormatUnknown(Damaged):
+    """A later version has written the object: nobody here can say what it says, and nobody here replaces or deletes it."""
 
 
 class ModelRemoved(ReplicationError):

@@ -48,6 +48,11 @@ class StoreClock:
         return high - low < float("inf")
 
     @property
+    def over_s(self) -> float:
+        """What has ended by then is over: now. 0.0 while nothing is known, when nothing is over yet: what is passed by is lacked for good."""
+        return self() if self.is_known else 0.0
+
+    @property
     def off_s(self) -> float:
         """By how much this machine's clock is ahead of it, at least; negative: behind."""
         return self._own() - self()
@@ -94,3 +99,8 @@ class StoreClock:
         now_s = passed_s(self._loop)
         drift_s = DRIFT * (now_s - learned_s)
         return low - drift_s, high + drift_s, now_s
+
+
+def over_by(clock: Callable[[], float]) -> Callable[[], float]:
+    """`over_s` of a clock of a store; any other is always known."""
+    return (lambda: clock.over_s) if isinstance(clock, StoreClock) else clock

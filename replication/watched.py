@@ -39,7 +39,7 @@ KINDS: Final = ("credentials", "clock", "bucket", "untrusted")
 _FIXES: Final = {
     "credentials": "give the process credentials that the store takes, and restart it where they are in its environment",
     "clock": "set this machine's clock: chrony or systemd-timesyncd",
-    "bucket": "look at the network, the endpoint and the store; kvstore region ls asks by itself; it is tried again",
+    "bucket": "look at the network, the endpoint, the store or its mount; kvstore region ls tries the same from a shell; it is tried again",
 }
 _CLOCK: Final = ("RequestTimeTooSkewed", "RequestExpired")
 _CREDENTIALS: Final = (

@@ -34,9 +34,10 @@ fingerprint() {
     { printf '%s\n' "$text"; sha256sum "$@"; } | sha256sum | cut -d' ' -f1
 }
 
-# as_pip PIP ARGS…: quiet about everything but errors.
+# as_pip PIP ARGS…: quiet about everything but errors. Nothing is compiled before it is imported: that is half of the installation's
+# work, and most of it is never imported. (0 is how a setting says --no-compile.)
 as_pip() {
     local pip=$1
     shift
-    PIP_DISABLE_PIP_VERSION_CHECK=1 "$pip" "$@"
+    PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_COMPILE=0 "$pip" "$@"
 }

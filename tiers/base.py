@@ -41,6 +41,7 @@ class Put(enum.Enum):
 class Get(enum.Enum):
     HIT = "hit"  # the destination holds the bytes, and their checksum matched
     MISS = "miss"  # the tier does not hold this key
+    UNKNOWN = "unknown"  # a later version has written it, or a key is missing here: nobody here can read it
     CORRUPT = "corrupt"  # bytes came back but are not what was put; the tier dropped them
     REFUSED = "refused"  # the store does not hand out this object; whether it hands out others is not known
     FAILED = "failed"  # the medium failed; the record may still be there

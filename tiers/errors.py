@@ -77,7 +77,7 @@ class ObjectRefused(ObjectError):
 
 
 class ObjectKeyUnknown(ObjectRefused):
-    """It says that it is sealed with a key that is not in the key file; whether that is true cannot be known."""
+    """It says that it is sealed with a key that is not in the key file, or by a later version; whether that is true cannot be known."""
 
 
 class ObjectUnavailable(ObjectError):
@@ -91,3 +91,7 @@ class ObjectDamaged(ObjectError):
 
 class PackDamaged(TierError):
     """The bytes are no pack, or not the pack that was asked for."""
+
+
+class PackUnknown(PackDamaged):
+    """A pack of a later version: nobody here can read it, and nobody here replaces or deletes it."""

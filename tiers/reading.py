@@ -3,11 +3,13 @@
     open ─▶ is it a file? ─▶ so many bytes at most ─▶ UTF-8, with or without a byte order mark ─▶ JSON, TOML
 
 Nothing is waited for (a FIFO, a terminal), nothing is read without end (/dev/zero, a disk image), and whatever a
-parser thinks of what it gets, there is one error: `Unreadable`. What that costs is for the caller to say.
+parser thinks of what it gets, there is one error: `Unreadable`. What that costs is for the caller to say; but a file of our own that
+may be sound, and only cannot be read now, is not replaced by an empty one (`require_damaged`).
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -17,18 +19,39 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tiers.errors import NEVER_HEALS, OpenError, SettingError
+
 T = TypeVar("T")
 
+_NO_FILE = frozenset(
+    {errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR, errno.ENOTDIR}
+)  # a link, a socket, …
 _MARK = b"\xef\xbb\xbf"  # some editors begin every text with it
 
 
 class Unreadable(Exception):
-    """The file cannot be used. why: in words, without its name. is_missing: nothing is there."""
+    """The file cannot be used. why: in words, without its name. is_missing: nothing is there. number: of the system's error, 0
+    where it was read and is not as it should be."""
 
-    def __init__(self, path: Path, why: str, is_missing: bool = False) -> None:
+    def __init__(self, path: Path, why: str, is_missing: bool = False, number: int = 0) -> None:
         super().__init__(f"{path}: {why}")
         self.why = why
         self.is_missing = is_missing
+        self.number = number
+
+    @property
+    def may_be_sound(self) -> bool:
+        """Nothing is known of what is in it: no permission, a sick disk, too many open files."""
+        return bool(self.number) and not self.is_missing and self.number not in _NO_FILE
+
+
+def require_damaged(error: Unreadable) -> None:
+    """Before something takes the place of a file of our own. Raises OpenError for one that may be sound."""
+    if error.may_be_sound:
+        kind = SettingError if error.number in NEVER_HEALS else OpenError
+        raise kind(
+            f"{error}: it may be sound, so it is left as it is; see that it can be read, or move it away"
+        )
 
 
 def read_bytes(path: Path, bytes_max: int, follow: bool = True, may_wait: bool = False) -> bytes:
@@ -47,7 +70,7 @@ def read_bytes(path: Path, bytes_max: int, follow: bool = True, may_wait: bool =
     except FileNotFoundError as error:
         raise Unreadable(path, f"{error.strerror}", is_missing=True) from error
     except OSError as error:
-        raise Unreadable(path, error.strerror or f"{error}") from error
+        raise Unreadable(path, error.strerror or f"{error}", number=error.errno or errno.EIO) from error
     except ValueError as error:  # NUL in the name
         raise Unreadable(path, f"not a path: {error}") from error
     if len(content) > bytes_max:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.daemon import heap
 from kvstore.residency.levels import Drive
 from kvstore.steps import Steps
-from tiers.base import Get, Put, TierStats
+from tiers.base import NAMESPACE_BYTES, Get, Put, TierStats
 from tiers.nvme.device_table import Piece, Row
 from tiers.slots import SlotPool
 
@@ -116,6 +116,7 @@ class CountedDevice:
 
     slot_bytes_min = RECORD_BYTES
     aside = 0
+    disk = "counted"
     has_growth_due = False
 
     def __init__(self, slabs: int, pieces: Iterator[Piece]) -> None:
@@ -145,14 +146,23 @@ class CountedDevice:
     def write(self, items: Sequence[Any]) -> list[Put]:
         return [Put.STORED] * len(items)
 
-    def read(self, items: Sequence[Any]) -> list[tuple[Get, bytes]]:
-        return [(Get.MISS, b"")] * len(items)
+    def read_rows(self, items: Sequence[Any]) -> list[tuple[Get, Row | None]]:
+        return [(Get.MISS, None)] * len(items)
 
     def rows(self, slots: Sequence[int]) -> list[Row | None]:
         return [
             Row(slot, self.keys[slot], b"", RECORD_BYTES, bytes(16), 0) if slot in self.keys else None
             for slot in slots
         ]
+
+    def rows_of(self, is_meant: Callable[[bytes], bool]) -> Iterator[list[Row]]:
+        slots = list(self.keys)
+        for at in range(0, len(slots), PIECE_ROWS):
+            rows = self.rows(slots[at : at + PIECE_ROWS])
+            yield [row for row in rows if row is not None and is_meant(row.key[:NAMESPACE_BYTES])]
+
+    def clear_rows(self, rows: Sequence[Row]) -> bool:
+        return True
 
     def clear(self, slots: Sequence[int]) -> bool:
         return True

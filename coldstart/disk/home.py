@@ -242,11 +242,13 @@ class Home:
     # -- pins --
 
     def pin(self, model: str, revision: str = "") -> str:
-        """Its revision. Raises ModelMissing, FilesWrong."""
-        found = self.find(model, revision).manifest
-        path = self._pin(model, found.revision)
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
+        """Its revision. Waits while others make room: it may be what leaves. Raises ModelMissing, FilesWrong."""
+        self.find(model, revision)  # else a directory is made where there is none
+        with self._locked():
+            found = self.find(model, revision).manifest
+            path = self._pin(model, found.revision)
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
         return found.revision
 
     def unpin(self, model: str, revision: str = "") -> str:
@@ -267,9 +269,9 @@ class Home:
 
     # -- what comes --
 
-    def begin(self, manifest: Manifest) -> UnderWay | None:
+    def begin(self, manifest: Manifest, is_untrue: bool = False) -> UnderWay | None:
         """Room for a revision, and files of their full length in it; what an earlier process filled is kept. None: another
-        process fills it, or it is whole.
+        process fills it, or it is whole. is_untrue: somebody has found that the bytes of the whole one are not true.
 
         What is used least lately leaves first; pinned and used ones never. Raises NoRoom, with nothing changed; InUse where
         its place is taken by files that are not whole; Damaged.
@@ -278,10 +280,10 @@ class Home:
             raise Damaged(f"{manifest.name}: has a file {MARK}, which is ours")
         path = self._under_way / name_of(manifest.model, manifest.revision)
         with self._locked():
-            if self._is_whole(manifest) or is_held(path, or_missing=False):
+            if (not is_untrue and self._is_whole(manifest)) or is_held(path, or_missing=False):
                 return None
             self._sweep()
-            self._take_back(manifest, path)
+            was_here = self._take_back(manifest, path)
             is_new = not path.exists()
             path.mkdir(exist_ok=True)
             fd = held(path)
@@ -289,10 +291,13 @@ class Home:
                 return None
             try:
                 self._make_room(manifest, path)
+                was_here = False  # and may be overwritten
                 self._allocate(manifest, path)
             except BaseException as error:
                 os.close(fd)
-                if is_new:
+                if was_here:
+                    os.rename(path, self.place(manifest.model, manifest.revision))
+                elif is_new:
                     shutil.rmtree(path, ignore_errors=True)
                 if isinstance(error, OSError) and error.errno in _NO_SPACE:
                     raise NoRoom(f"{self._no_room(manifest)} ({error.strerror})") from error
@@ -342,16 +347,12 @@ class Home:
             log.warning("filled again: %s", error)
             return False
 
-    def take_back(self, manifest: Manifest) -> None:
-        """It is under way again: somebody has found that its bytes are not true. Raises InUse."""
-        with self._locked():
-            self._take_back(manifest, self._under_way / name_of(manifest.model, manifest.revision))
-
-    def _take_back(self, manifest: Manifest, path: Path) -> None:
-        """What lies in its place and is not it, or not whole, is filled again; what is true of it stays. Raises InUse."""
+    def _take_back(self, manifest: Manifest, path: Path) -> bool:
+        """What lies in its place and is not it, not whole or not true, is filled again; what is true of it stays. Whether there is
+        something. Raises InUse."""
         place = self.place(manifest.model, manifest.revision)
         if not os.path.lexists(place):
-            return
+            return False
         with holding(place) as is_free:
             if not is_free:
                 raise InUse(
@@ -359,6 +360,7 @@ class Home:
                 )
             remove(path)
             os.rename(place, path)
+        return True
 
     def _allocate(self, manifest: Manifest, path: Path) -> None:
         mark = path / MARK
@@ -382,13 +384,18 @@ class Home:
     # -- what leaves --
 
     def evict(self, model: str, revision: str = "") -> str:
-        """Its revision. Raises ModelMissing, InUse, FilesWrong."""
+        """Its revision; one that was begun only goes, too. Raises ModelMissing, InUse, FilesWrong."""
         if not self.path.is_dir():
             raise ModelMissing(f"{name_of(model, revision)}: not on this disk: there is no {self.path}")
         with self._locked():
             chosen = revision or self._main(model)
+            begun = [name.partition("@")[2] for name in self._begun() if name.startswith(f"{model}@")]
+            if chosen == "-" and len(begun) == 1:
+                [chosen] = begun
             path, name = self.place(model, chosen), name_of(model, chosen)
             had_start = self._drop_start(name)
+            if not os.path.lexists(path):
+                path = self._under_way / name
             if not os.path.lexists(path):
                 if had_start:
                     return chosen

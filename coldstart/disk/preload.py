@@ -60,12 +60,11 @@ async def preload(
     chosen = manifest.revision if manifest is not None else revision
     progress = progress or Progress()
     is_new = False
-    if is_verified and await asyncio.to_thread(_is_untrue, home, model, chosen):
-        manifest = manifest or await read(objects, name_of(model, chosen))  # else what it has stays as it is
-        await asyncio.to_thread(home.take_back, manifest)
-    while (found := await asyncio.to_thread(_whole, home, model, chosen, manifest)) is None:
-        manifest = manifest or await read(objects, name_of(model, chosen))
-        filling = await _begun(home, manifest)
+    is_untrue = is_verified and await asyncio.to_thread(_is_untrue, home, model, chosen)
+    while is_untrue or (found := await asyncio.to_thread(_whole, home, model, chosen, manifest)) is None:
+        manifest = manifest or await read(objects, name_of(model, chosen))  # else what is here stays as it is
+        filling = await _begun(home, manifest, is_untrue)
+        is_untrue = False
         if filling is None:
             if (said := said_at(home.place_under_way(model, chosen))) is not None:
                 follow(said)
@@ -91,9 +90,9 @@ def _whole(home: Home, model: str, revision: str, manifest: Manifest | None) -> 
     return found if manifest is None or found.manifest.content == manifest.content else None
 
 
-async def _begun(home: Home, manifest: Manifest) -> UnderWay | None:
+async def _begun(home: Home, manifest: Manifest, is_untrue: bool) -> UnderWay | None:
     """As `Home.begin`; where who waits is cancelled, what it has begun is given up."""
-    work = asyncio.get_running_loop().run_in_executor(None, home.begin, manifest)
+    work = asyncio.get_running_loop().run_in_executor(None, home.begin, manifest, is_untrue)
     try:
         return await in_full(work)
     except asyncio.CancelledError:

@@ -36,8 +36,10 @@ SAFETENSORS: Final = ".safetensors"
 _DTYPES: Final = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
     "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "C64": "complex64", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F4": "float4_e2m1fn_x2", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "C64": "complex64", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
+
+_PACKED: Final = {"F4": 2}  # of these an element of torch holds so many, side by side in the last dimension
 
 _NORESERVE: Final = 0x4000  # mmap has it from Python 3.13 on: what is written needs memory, not what is read
 
@@ -62,13 +64,16 @@ class Tensor:
         dtype = getattr(torch, _DTYPES.get(self.dtype, ""), None)
         if dtype is None:
             raise FilesWrong(f"{self._where}: torch has no type for {self.dtype}; its bytes are in `view`")
-        if math.prod(self.shape) * dtype.itemsize != len(self._memory):
+        shape = list(self.shape)
+        if packed := _PACKED.get(self.dtype):
+            shape[-1:] = [last // packed for last in shape[-1:] if not last % packed]
+        if math.prod(shape) * dtype.itemsize != len(self._memory):
             raise FilesWrong(
                 f"{self._where}: {len(self._memory)} bytes are no {self.dtype} of shape {self.shape}"
             )
         if not len(self._memory):
-            return torch.empty(self.shape, dtype=dtype)
-        return torch.frombuffer(self._memory, dtype=dtype).reshape(self.shape)
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(self._memory, dtype=dtype).reshape(shape)
 
 
 class OpenModel(Mapping[str, Tensor]):

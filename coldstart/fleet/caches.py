@@ -42,7 +42,7 @@ from replication.formats.manifests import (
 )
 from replication.models.published import latest_first
 from tiers.bucket.objects import Objects
-from tiers.errors import ObjectMissing
+from tiers.errors import ObjectMissing, ObjectRefused
 from tiers.files import replace_file
 from tiers.nvme.direct import free_bytes
 from tiers.reading import Unreadable, read_bytes
@@ -107,7 +107,7 @@ async def find_caches(
     for one in await latest_first(objects, f"{model}/{revision}", CACHES):
         try:
             manifest = await read_manifest(objects, one.model, one.revision, one.key)
-        except (Damaged, ObjectMissing) as error:
+        except (Damaged, ObjectMissing, ObjectRefused) as error:
             differ.append(str(error))
             continue
         theirs = {name: value for name, value in manifest.about.items() if name != SIGNATURE}
@@ -151,7 +151,8 @@ class Home:
         os.makedirs(self.path, mode=0o700, exist_ok=True)
         final = self.path / manifest.key
         with locked(self.path):
-            if _restored(final) == manifest:
+            there = _restored(final)
+            if there is not None and there.content == manifest.content:  # an engine may be using it
                 return final / "cache"
             if manifest.size_bytes > free_bytes(self.path):
                 raise NoRoom(f"{self.path}: compile caches of {manifest.size_bytes} bytes do not fit")

@@ -7,9 +7,11 @@ virtual devices say little) is None, and nothing is refused for it.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -115,6 +117,19 @@ def visible(found: Sequence[Device], environ: Mapping[str, str]) -> list[Device]
             break  # as CUDA does: what comes behind an unknown one is not seen
         chosen += fitting
     return chosen
+
+
+def weight_bytes(sizes: Iterable[tuple[str, int]]) -> int:
+    """What an engine loads of a model at least. sizes: paths of its files, and their bytes.
+
+    Engines read one set of those beside its configuration: others of them (consolidated.safetensors), and those in folders, are
+    the same weights once more.
+    """
+    sets = Counter[str]()
+    for path, size_bytes in sizes:
+        if path.endswith(".safetensors") and "/" not in path:
+            sets[re.sub("[0-9]+", "", path)] += size_bytes
+    return max(sets.values(), default=0)
 
 
 def wrong_of_load(weight_bytes: int, shards: int, used: Sequence[Device]) -> str:

@@ -19,22 +19,18 @@ STORE_READS: Final = 16  # at a time
 
 def memory_rate() -> float:
     """Bytes a second that two threads copy, of memory that was touched before; the best of three."""
-    with mmap.mmap(-1, MEMORY_BYTES) as source, mmap.mmap(-1, MEMORY_BYTES) as target:
-        step = MEMORY_BYTES // PIECES
-        pairs = [
-            (memoryview(target)[at : at + step], memoryview(source)[at : at + step])
-            for at in range(0, MEMORY_BYTES, step)
-        ]
-        copy([(into, into) for into, _ in pairs])
-        copy([(out_of, out_of) for _, out_of in pairs])
-        took = []
-        for _ in range(3):
-            began_s = time.perf_counter()
-            copy(pairs)
-            took.append(time.perf_counter() - began_s)
-        for into, out_of in pairs:
-            into.release()
-            out_of.release()
+    source, target = (
+        memoryview(mmap.mmap(-1, MEMORY_BYTES)) for _ in range(2)
+    )  # given back with their last view
+    step = MEMORY_BYTES // PIECES
+    pairs = [(target[at : at + step], source[at : at + step]) for at in range(0, MEMORY_BYTES, step)]
+    copy([(into, into) for into, _ in pairs])
+    copy([(out_of, out_of) for _, out_of in pairs])
+    took = []
+    for _ in range(3):
+        began_s = time.perf_counter()
+        copy(pairs)
+        took.append(time.perf_counter() - began_s)
     return MEMORY_BYTES / min(took)
 
 

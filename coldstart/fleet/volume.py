@@ -10,7 +10,8 @@ A mounted volume is a directory, and a store like any directory. What the progra
 * Of an SQLite database that is not there it makes an empty one: that is looked at before. A second `format` would change where
   the data of a volume lie: it is run so that it changes nothing of a volume that is there, which must be the one that is meant.
 * `sync` finds nothing, with exit code 0, where its source is not there; one that was interrupted may end so, too. A run counts
-  that found something and ended with the line that counts what it copied.
+  that found something and ended with the line that counts what it copied. A link that leads nowhere it leaves out, and says nothing:
+  that is looked for before.
 * It compares sizes: whatever it copies is read back (--check-new), and `deep` compares the bytes of what was there, too.
 * It never deletes: no option of that kind is given. A mount has files that are none (`.accesslog` never ends): left out.
 * It waits minutes for a database that does not answer; questions have TIMEOUT_S.
@@ -233,6 +234,8 @@ def sync(program: Juicefs, source: Tree, destination: Tree, deep: bool) -> Synce
     ]
     if not source.meta and not os.path.isdir(source.path):
         raise VolumeError(f"{source}: there is no such directory")
+    if not source.meta and (broken := _broken_link(source.path)):
+        raise VolumeError(f"{broken}: it is a link that leads nowhere: was it fetched completely?")
     words = ["sync", "--check-all" if deep else "--check-new", "--metrics=127.0.0.1:0"]
     words += [f"--exclude=/{name}" for name in INTERNAL]
     ended = program.run([*words, *ends], COPY_S_MAX, environ)
@@ -245,6 +248,17 @@ def sync(program: Juicefs, source: Tree, destination: Tree, deep: bool) -> Synce
     if not found:
         raise VolumeError(f"{source}: there is nothing")
     return Synced(found, copied, checked)
+
+
+def _broken_link(directory: str) -> str:
+    """One below a directory; "" without."""
+    for folder, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if folder != directory or name not in INTERNAL]
+        for name in names:
+            path = os.path.join(folder, name)
+            if os.path.islink(path) and not os.path.exists(path):
+                return path
+    return ""
 
 
 def _end(program: Juicefs, tree: Tree, variable: str, environ: dict[str, str]) -> str:

@@ -139,14 +139,15 @@ async def fill(
     room_s: float = ROOM_S,
     streams: int = STREAMS,
 ) -> Counter[str]:
-    """Until the model is whole; returns bytes by source. came: told how large each chunk was that has come. streams: chunks that
-    are read at a time.
+    """Until the model is whole; returns bytes by source. A chunk that lies in several places comes once. came: told how many bytes of the
+    files are there, as they come. streams: chunks that are read at a time.
 
     Raises NoRoom (KV is in use, and does not give way), ChunkDamaged, ObjectError, and what `filling` raises; what was
     committed by then stays for whoever goes on.
     """
     work = _Work(filling, manifest, sources, came, room_s)
     jobs = iter(work.jobs)
+    came(work.ready_bytes)
     await together(work.stream(jobs) for _ in range(streams))
     return work.by_source
 
@@ -171,6 +172,11 @@ class _Work:
         self._ends = [job.at + job.size_bytes for job in jobs]
         self.jobs = [job for job in jobs if not ready.issuperset(self._slabs(job))]
         self._ready = ready
+        left_bytes = sum(job.size_bytes for job in self.jobs if job.chunk is not None)
+        self.ready_bytes = manifest.size_bytes - left_bytes
+        counts = Counter(job.chunk for job in self.jobs if job.chunk is not None)
+        self._shared = {chunk for chunk, count in counts.items() if count > 1}
+        self._first: dict[Chunk, tuple[asyncio.Event, memoryview]] = {}  # of these, the one that was fetched
         self._left = Counter(slab for job in self.jobs for slab in self._slabs(job))
 
     def _slabs(self, job: _Job) -> range:
@@ -215,7 +221,15 @@ class _Work:
             self._filling.view[low:high] = content[low - job.at : high - job.at]
 
     async def _fetch(self, chunk: Chunk, view: memoryview) -> None:
-        self.by_source[await fetched(self._sources, chunk, view)] += chunk.size_bytes
+        is_there, first = self._first.get(chunk, (None, view))
+        if is_there is None and chunk in self._shared:
+            is_there, _ = self._first[chunk] = asyncio.Event(), view
+        elif is_there is not None:
+            await is_there.wait()
+        if first is view or not await in_thread(_is_copied, first, view, chunk):
+            self.by_source[await fetched(self._sources, chunk, view)] += chunk.size_bytes
+        if is_there is not None:
+            is_there.set()
         self._came(chunk.size_bytes)
 
     async def _commit(self, slab: int) -> None:
@@ -237,6 +251,12 @@ class _Work:
             else:
                 at = end
         return digest(self._filling.view[start:end])
+
+
+def _is_copied(first: memoryview, view: memoryview, chunk: Chunk) -> bool:
+    """Whether what was true is so still: others may write there."""
+    view[:] = first
+    return digest(view) == chunk.checksum
 
 
 def _jobs(layout: Layout, manifest: Manifest) -> Iterator[_Job]:

@@ -140,6 +140,7 @@ class Starting(Revision):
             "-o",
             "json",
             *start.arguments,
+            f"--set=models.dir={start.home}",  # whatever this engine's environment says
         ]
         self._preload: subprocess.Popen[bytes] | None = None
         self._answer: Any = None
@@ -317,8 +318,8 @@ def _place(home: Path, manifest: Manifest) -> Path:
 
 
 async def make_start(objects: Objects, manifest: Manifest, home: Path, arguments: Sequence[str]) -> Path:
-    """A start directory of a revision that is in a bucket. arguments: with which `kvstore model preload` finds that bucket,
-    and this models' directory. It is there whole or not at all; one that is there with the same files stays. Raises FilesWrong, ChunkDamaged, ObjectError, OSError."""
+    """A start directory of a revision that is in a bucket. arguments: with which `kvstore model preload` finds that bucket. It is there
+    whole or not at all; one that is there with the same files stays. Raises FilesWrong, ChunkDamaged, ObjectError, OSError."""
     if not any(file.path.endswith(SAFETENSORS) for file in manifest.files):
         _refuse(manifest, "it has no safetensors")
     needed = [file for file in manifest.files if not file.path.endswith(LEFT_OUT)]

@@ -17,7 +17,7 @@ from replication.formats.manifests import Chunk, Manifest, read_manifest
 from replication.models.chunks import sizes_of, wrong_bytes
 from replication.models.published import Published
 from tiers.bucket.objects import Objects
-from tiers.errors import ObjectDamaged, ObjectMissing
+from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused
 from tiers.together import each
 
 READS_AT_ONCE: Final = 8
@@ -46,14 +46,15 @@ class Report(NamedTuple):
 async def verify(objects: Objects, revisions: Sequence[Published], deep: bool, progress: Progress) -> Report:
     """deep: read every byte. Raises ObjectError."""
     chunks: set[Chunk] = set()
-    findings = []
+    findings, sound_ones = [], []
     for done, one in enumerate(revisions):
         progress("manifests", done, len(revisions))
         try:
             chunks.update((await read_manifest(objects, one.model, one.revision, one.key)).chunks)
+            sound_ones.append(one)
         except ObjectMissing:
             continue  # removed meanwhile
-        except Damaged as error:
+        except (Damaged, ObjectRefused) as error:
             findings.append(Finding("manifest", one.object_name, str(error), []))
     wrong = await _wrong_sizes(objects, chunks)
     read_bytes = 0
@@ -61,9 +62,10 @@ async def verify(objects: Objects, revisions: Sequence[Published], deep: bool, p
         sound = [chunk for chunk in chunks if chunk not in wrong]
         read_bytes = sum(chunk.size_bytes for chunk in sound)
         wrong |= await _wrong_bytes(objects, sound, progress)
-    files = await _files_with(objects, revisions, wrong) if wrong else {}
+    files = await _files_with(objects, sound_ones, wrong) if wrong else {}
     for chunk, (kind, reason) in wrong.items():
-        findings.append(Finding(kind, chunk.name, reason, files.get(chunk, [])))
+        if chunk in files:  # else removed, and collected, meanwhile
+            findings.append(Finding(kind, chunk.name, reason, files[chunk]))
     return Report(len(revisions), len(chunks), sum(c.size_bytes for c in chunks), read_bytes, findings)
 
 
@@ -106,17 +108,20 @@ async def _wrong_bytes(
 async def _files_with(
     objects: Objects, revisions: Sequence[Published], wrong: dict[Chunk, tuple[str, str]]
 ) -> dict[Chunk, list[str]]:
+    """Of those that a revision names still."""
     found: dict[Chunk, list[str]] = {}
     room = FILES_SAID_MAX
     for one in revisions:
         try:
             manifest = await read_manifest(objects, one.model, one.revision, one.key)
-        except (ObjectMissing, Damaged):
+        except ObjectMissing:
             continue
+        for chunk in wrong.keys() & manifest.chunks:
+            found.setdefault(chunk, [])
         for chunk, path in _pairs(manifest, wrong):
             if room > 0:
                 room -= 1
-                found.setdefault(chunk, []).append(f"{one.model}@{one.revision}/{path}")
+                found[chunk].append(f"{one.model}@{one.revision}/{path}")
     return found
 
 

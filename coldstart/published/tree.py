@@ -29,6 +29,7 @@ from tiers.reading import Unreadable, read_json, read_text
 
 CACHED: Final = "models--"  # how Hugging Face calls the directory of a model in its cache
 SNAPSHOTS: Final = "snapshots"
+SAFETENSORS: Final = ".safetensors"
 REF_BYTES_MAX: Final = 1024
 INDEX_BYTES_MAX: Final = 256 * MIB
 
@@ -97,7 +98,7 @@ def _require_same(file: TreeFile, fd: int) -> None:
 
 def header_of(file: TreeFile, fd: int) -> Header | None:
     """None of a file that is not called .safetensors. Raises FilesWrong where one is none."""
-    if not file.path.endswith(".safetensors"):
+    if not file.path.endswith(SAFETENSORS):
         return None
     header = read_header(fd)
     if header is None:
@@ -174,8 +175,10 @@ def _identity(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _require_shards(files: list[TreeFile]) -> None:
-    """Every file that an index names is there. An index that says nothing of the kind is the engine's business."""
+    """Every file that an index names is there. An index that says nothing of the kind is the engine's business; so is one of pickles that
+    nobody wanted beside safetensors."""
     paths = {file.path for file in files}
+    has_safetensors = any(path.endswith(SAFETENSORS) for path in paths)
     for file in files:
         if not file.path.endswith(".index.json"):
             continue
@@ -185,7 +188,8 @@ def _require_shards(files: list[TreeFile]) -> None:
             continue
         folder = file.path.rpartition("/")[0]
         missing = sorted(name for name in named if (f"{folder}/{name}" if folder else name) not in paths)
-        if missing:
+        is_unwanted = len(missing) == len(named) and not any(name.endswith(SAFETENSORS) for name in named)
+        if missing and not (is_unwanted and has_safetensors):
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise FilesWrong(
                 f"{file.place}: it names {missing[0][:100]}{more}, not there: was all of it fetched?"

@@ -22,6 +22,7 @@ from typing import Any
 from connectors import constants as limits
 from connectors.transfer.link import Count, Line, Note
 from connectors.transfer.orders import Load, LoadEnd, Part
+from kvstore.client import IN_DRAM, IN_NVME
 
 LOAD_RETRY_S = 0.005  # before asking again for a block that is on its way, and was not there in time
 ACQUIRE_AT_ONCE_S = 0.005  # for which the scheduler leases slots of a load itself; threads go on then
@@ -29,8 +30,8 @@ ACQUIRE_AT_ONCE_S = 0.005  # for which the scheduler leases slots of a load itse
 
 @dataclass(slots=True)
 class Fetch:
-    """The load of one request. at, done: the part it has come to, and how many blocks of that. in_dram: how
-    many blocks were in DRAM when asked for. lost: blocks that were acquired and not ordered. open: loads that
+    """The load of one request. at, done: the part it has come to, and how many blocks of that. in_dram,
+    on_disk: how many blocks were there when it began, as far as is known. lost: blocks that were acquired and not ordered. open: loads that
     some rank is not through with. dropped: what was not ordered yet fails."""
 
     request_id: str
@@ -42,6 +43,7 @@ class Fetch:
     at: int = 0
     done: int = 0
     in_dram: int = 0
+    on_disk: int = 0
     lost: list[int] = field(default_factory=list)
     open: int = 0
     ended: bool = False
@@ -82,8 +84,20 @@ class Fetching:
         now_s = time.monotonic()
         fetch = self.fetches[request_id] = Fetch(request_id, parts, ticket, sync, now_s, now_s + wait_s)
         if not self._acquire_all(self._line, fetch, patient=sync):
+            self._look(fetch)
             self._queue.put(fetch)
         return fetch
+
+    def _look(self, fetch: Fetch) -> None:
+        """Where the blocks are that were not acquired at once; those on NVMe may be in DRAM as well by now. Only for people."""
+        try:
+            for at, part in enumerate(fetch.parts[fetch.at :]):
+                hashes = part.hashes[0 if at else fetch.done :]
+                places = self._line.client.residency(part.group.space, hashes)
+                fetch.on_disk += sum(place & IN_NVME > 0 for place in places)
+                fetch.in_dram += sum(place & (IN_DRAM | IN_NVME) == IN_DRAM for place in places)
+        except Exception as error:  # noqa: BLE001 - then nobody knows
+            self._note("residency", error)
 
     def promote(self, parts: Sequence[Part]) -> None:
         """Have these blocks brought into DRAM in the background, for a load that may be asked for soon. Only a hint."""
@@ -210,6 +224,7 @@ class Fetching:
             fetch.at, fetch.done = fetch.at + 1, 0
         if count:
             fetch.in_dram += lease.in_dram()
+            fetch.on_disk += lease.on_disk()
             block_ids = part.block_ids[start : start + count]
             self._made.append(_Leased(fetch, part, start, lease, block_ids, self._ranks, count))
         else:

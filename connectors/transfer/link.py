@@ -14,10 +14,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from connectors.constants import THREAD_JOIN_S
-from kvstore.client import Namespace
+from kvstore.client import Namespace, Refused
 
 SETTLEMENTS_MAX = 64  # that wait for a daemon that answers; beyond it the oldest are forgotten
 
@@ -56,9 +57,11 @@ class Line:
         self._due.append((ticket, tokens, space, missing))
 
     def settle(self) -> None:
-        """Settle what is due. Raises what the client raises; the rest stays due."""
+        """Settle what is due. Raises Unavailable; the rest stays due. What the daemon refuses it would refuse again, and
+        every call behind it would fail: it is forgotten."""
         while self._due:
-            self.client.settle(*self._due[0])
+            with suppress(Refused):
+                self.client.settle(*self._due[0])
             self._due.popleft()
 
     def acquire(

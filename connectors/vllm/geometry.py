@@ -9,7 +9,8 @@ it:
     state     [ null ][ null ][ null ][  null   ][ needed ]
 
 A state is that of the end of its block only where vLLM says so ("align" mode hands such blocks over), or where every block
-holds that of its end ("all" mode). A token that is computed again changes a state once more, so a hit leaves one token to
+holds that of its end ("all" mode). vLLM computes the last token of a prompt again that a hit covers whole. That changes a
+state once more, and of a window of whole blocks it needs one block that the hit has not: such a hit leaves one token to
 compute. What vLLM itself rebuilds after a hit (windows under bounded replay, rings) is not stored. Where vLLM forbids that
 a prompt starts in the middle, and for anything else (chunked local attention, host-resident groups), the connector declines
 the whole model: vLLM needs all groups of a prefix.
@@ -46,6 +47,12 @@ class Group:
             return 0
         return max(0, tokens - self.window) // self.block_tokens
 
+    @property
+    def lets_go_early(self) -> bool:
+        """Whether, after a hit that ends on a block, the block is gone that its last token needs: a window of whole blocks
+        begins with a block after the hit, and with the last token of the one before it while that token is computed."""
+        return self.window is not None and self.window % self.block_tokens == 0
+
 
 @dataclass(slots=True, frozen=True)
 class Plan:
@@ -59,6 +66,11 @@ class Plan:
     align_tokens: int
     loads_whole: bool
     computes_last: bool
+
+    @property
+    def lasting(self) -> bool:
+        """Whether a bucket can have its prefixes: it keeps whole chains only, and of handed states there are only some blocks."""
+        return not any(group.handed for group in self.groups)
 
     @property
     def full(self) -> tuple[Group, ...]:
@@ -126,7 +138,7 @@ def plan_for(kv_cache_config: Any, vllm_config: Any) -> Plan:
         hash_tokens,
         math.lcm(align, *(group.block_tokens for group in groups)),
         loads_whole=len(made) > 1 or groups[0].window is not None,
-        computes_last=any(_kinds(group) <= _STATES for group in kv_cache_config.kv_cache_groups),
+        computes_last=any(group.lets_go_early for group in groups),
     )
 
 

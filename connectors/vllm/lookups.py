@@ -1,27 +1,29 @@
 """What the daemon holds of a prompt: one question for each start of a request, and what is owed where no answer came.
 
 Full-attention groups are asked together: a hit ends at the first block that one of them lacks. Groups with a
-sliding window need only the blocks of the last window, so they are asked for all and the hit is shortened.
+sliding window or a state need only the end of a prefix: one more question for all of them shortens the hit. It names the whole
+prompt, whatever the others hold, so that the daemon counts how often these groups are wanted, too.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from connectors import constants as limits
 from connectors.transfer.link import Line
 from connectors.transfer.prefill import PrefillSpeed
-from connectors.vllm.geometry import Group, Plan
+from connectors.vllm.geometry import Plan
 from connectors.vllm.stats import Tally
 from connectors.vllm.tracked import Hit, Tracked
 from connectors.vllm.transfer_params import another_brings_it, promised_tokens
-from kvstore.client import IN_ANY, WRITING
 
 LOOKUP_SPACES_MAX = 64  # namespaces of one lookup
+# What a question about windows says of its request.
+WINDOWS_ASKING = ("ticket", "local_tokens", "prefill_tokens_per_s", "lasting")
 
 
 class Lookups:
@@ -50,6 +52,7 @@ class Lookups:
             "prefill_tokens_per_s": self._prefill.tokens_per_s,
             "again": tracked.again,
             "trace": traceparent(request),
+            "lasting": plan.lasting,
         }
         usable = request.num_tokens - (self._computes_last or plan.computes_last)
         try:
@@ -103,8 +106,8 @@ class Lookups:
             held, reach = self._full_tokens(plan, tracked, found, asking)
             found = held
         held, reach = (tokens - tokens % plan.align_tokens for tokens in (held, reach))
-        if reach and plan.windowed:
-            held, reach = self._windowed_tokens(plan, tracked, held, reach)
+        if plan.windowed and (reach or plan.lasting):
+            held, reach = self._windowed_tokens(plan, tracked, usable, (held, reach), asking)
         if held < found and plan.full:
             self._line.client.settle(asking["ticket"], held)
         return held, reach
@@ -130,16 +133,26 @@ class Lookups:
             reach = min(reach, len(hashes) * block_tokens)
         return min(held, reach), reach
 
-    def _windowed_tokens(self, plan: Plan, tracked: Tracked, held: int, reach: int) -> tuple[int, int]:
-        """The longest hits whose last window every windowed group holds, or will; never less than the window."""
-        places: list[tuple[Group, bytes]] = []
-        for group in plan.windowed:
-            count = min(group.blocks_in(reach), limits.LOOKUP_HASHES_MAX)
-            hashes = plan.hashes(group, tracked.names, 0, count)
-            places.append((group, self._line.client.residency(tracked.columns[group.index].space, hashes)))
-            reach = min(reach, count * group.block_tokens)
-        held = _longest(plan, places, min(held, reach), IN_ANY)
-        return held, max(held, _longest(plan, places, reach, IN_ANY | WRITING))
+    def _windowed_tokens(
+        self, plan: Plan, tracked: Tracked, usable: int, found: tuple[int, int], asking: dict[str, Any]
+    ) -> tuple[int, int]:
+        """The longest hits whose last window every windowed group holds, or will; never less than the window. found: in the
+        other groups."""
+        unit = math.gcd(*(group.block_tokens for group in plan.windowed))
+        step = unit // plan.hash_tokens
+        count = min(usable // unit, len(tracked.names) // step, limits.LOOKUP_HASHES_MAX)
+        if not count:
+            return 0, 0
+        held = self._line.client.windows(
+            [(tracked.columns[group.index].space, group.window or 0) for group in plan.windowed],
+            list(tracked.names[step - 1 : count * step : step]),
+            hash_tokens=unit,
+            align_tokens=plan.align_tokens,
+            held_tokens=found[0],
+            reach_tokens=found[1],
+            **{name: asking[name] for name in WINDOWS_ASKING},
+        )
+        return int(held), held + held.writing
 
 
 def traceparent(request: Any) -> str:
@@ -147,14 +160,3 @@ def traceparent(request: Any) -> str:
     traces itself."""
     found = (getattr(request, "trace_headers", None) or {}).get("traceparent", "")
     return found if isinstance(found, str) else ""
-
-
-def _longest(plan: Plan, places: Sequence[tuple[Group, bytes]], tokens: int, there: int) -> int:
-    """The longest hit, of at most so many tokens, in whose last window every block is `there`: residency bits."""
-    missing = [(group, [not place & there for place in of_group]) for group, of_group in places]
-    tokens -= tokens % plan.align_tokens
-    while tokens:
-        if not any(any(gone[g.first_needed(tokens) : g.blocks_in(tokens)]) for g, gone in missing):
-            return tokens
-        tokens -= plan.align_tokens
-    return 0

@@ -16,9 +16,10 @@ What keeps the source of an asynchronous save alive:
 * a running request keeps its blocks;
 * a finished request with saves under way keeps them until every rank has reported (`draining`);
 * a sliding window moves on while its blocks are copied: these are held in vLLM's block pool (one more reference) until
-  every rank has reported;
-* a preempted request gives its blocks back at once: before each step the block tables are compared with the saves under
-  way, and those that lost a block are cancelled before the step can overwrite it.
+  every rank has reported; so are all blocks where vLLM clears new ones (models with states, or several precisions), as its
+  worker does that before it lets us know of the step;
+* otherwise a preempted request gives its blocks back at once: before each step the block tables are compared with the saves
+  under way, and those that lost a block are cancelled before the step can overwrite it.
 
 What keeps bad KV out of the store: a load that fails leaves blocks that are not what their hash says, until vLLM has
 computed them again. It may be a load of ours or, under MultiConnector, of another connector: both arrive as
@@ -49,7 +50,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
 from connectors import constants as limits
-from connectors.transfer.fetching import Fetching
+from connectors.transfer.fetching import Fetch, Fetching
 from connectors.transfer.link import Line, join_all
 from connectors.transfer.orders import Columns, Part
 from connectors.transfer.prefill import PrefillSpeed
@@ -97,6 +98,7 @@ class SchedulerHalf:
         self._patience = Patience(settings.still_writing_wait_s, self._prefill, tally)
         self._first_token = FirstToken(tally.add)
         self._pool: Any = None
+        self._holds_all = bool(kv_cache_config.needs_kv_cache_zeroing)
         self._requests: dict[str, Tracked] = {}
         self._wrong: set[str] = set()  # requests whose KV is not what its hashes say
         self._world = int(vllm_config.parallel_config.world_size)
@@ -254,13 +256,20 @@ class SchedulerHalf:
                 self._new_cancels += self._storing.cancel(store)
 
     def _track(self, request: Any) -> Tracked:
+        """A request that has ended may have had the same id until now."""
         tracked = self._requests.get(request.request_id)
-        if tracked is None:
+        if tracked is None or tracked.request is not request:
+            self._forget(request.request_id)
             plan = self._spaces.plan
             names = Names(request, plan.hash_tokens if plan is not None else 1, self._contents)
             offered = [0] * len(plan.groups) if plan is not None else []
             tracked = self._requests[request.request_id] = Tracked(request, names, offered)
         return tracked
+
+    def _forget(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+        self._wrong.discard(request_id)
+        self._queue.remove(request_id)
 
     # ---- loading -------------------------------------------------------------------------
 
@@ -285,10 +294,7 @@ class SchedulerHalf:
         fetch = self._fetching.begin(request.request_id, wanted, ticket, self._sync, wait_s)
         tracked.loading = not self._sync
         self._tally.add("hit_tokens", external_tokens)
-        blocks_wanted = sum(len(part.block_ids) for part in wanted)
-        disk = external_tokens * (blocks_wanted - fetch.in_dram) // max(1, blocks_wanted)
-        split = {CacheHitSource.HOST: external_tokens - disk, CacheHitSource.DISK: disk}
-        tracked.sources = {source: tokens for source, tokens in split.items() if tokens}
+        tracked.sources = _sources(fetch, external_tokens)
 
     def lose(self, request: Any, blocks: Any, external_tokens: int) -> None:
         """A promised load cannot be made: order one that fails, so that vLLM computes the tokens."""
@@ -344,9 +350,9 @@ class SchedulerHalf:
             orders.columns = self._spaces.shards
         orders.draining, self._new_draining = self._new_draining, []
         for request_id in scheduler_output.finished_req_ids:
-            self._requests.pop(request_id, None)
-            self._wrong.discard(request_id)
-            self._queue.remove(request_id)
+            tracked = self._requests.get(request_id)
+            if tracked is None or tracked.request.is_finished():  # or another one has its id already
+                self._forget(request_id)
         self._prefill.ordered(
             scheduler_output.total_num_scheduled_tokens,
             len(scheduler_output.num_scheduled_tokens),
@@ -411,7 +417,7 @@ class SchedulerHalf:
         plan, request, names = self._spaces.plan, tracked.request, tracked.names
         if plan is None:
             return
-        known = min(tokens, _publishable(request) * plan.hash_tokens)
+        known = min(tokens, _publishable(request, plan.hash_tokens))
         parts: list[Part] = []
         places: list[tuple[int, int, int]] = []
         held: list[Any] = []
@@ -427,7 +433,7 @@ class SchedulerHalf:
                 hashes = plan.hashes(group, names, run.start, run.stop)
                 parent = plan.hashes(group, names, run.start - 1, run.start) if run.start else [b""]
                 parts.append(Part(tracked.columns[group.index], [filled[p] for p in run], hashes, parent[0]))
-                if group.window is not None and self._pool is not None:
+                if self._pool is not None and (self._holds_all or group.window is not None):
                     held += [self._pool.blocks[filled[p]] for p in run]
                 else:
                     places += [(group.index, p, filled[p]) for p in run]
@@ -448,9 +454,9 @@ class SchedulerHalf:
             self._new_draining.append(store.request_id)
 
     def _drained_by(self, request_id: str) -> list[Store]:
-        """The saves of a request that are under way: what its blocks wait for when it is finished."""
-        stores = self._storing.stores.values()
-        return [store for store in stores if store.request_id == request_id and not store.cancelled]
+        """The saves under way of blocks that only this request keeps: what they wait for when it is finished."""
+        stores = [store for store in self._storing.stores.values() if store.request_id == request_id]
+        return [store for store in stores if store.places and not store.cancelled]
 
     def _overwritten(self, resolve: Any) -> list[int]:
         """Orders of stores under way whose request no longer owns their blocks."""
@@ -642,11 +648,23 @@ def _from_first(table: Sequence[int], among: set[int]) -> Sequence[int]:
     return next((table[at:] for at, block in enumerate(table) if block in among), ())
 
 
-def _publishable(request: Any) -> int:
-    """How many of the request's block hashes say what is in its blocks. Releases after 0.33 hash what a draft model will
-    read, too, and count the blocks for which it has."""
+def _sources(fetch: Fetch, tokens: int) -> dict[CacheHitSource, int]:
+    """Where the tokens of a load come from, as far as is known: what is in neither tier is in the region's bucket, or gone."""
+    wanted = max(1, sum(len(part.block_ids) for part in fetch.parts))
+    host = tokens * fetch.in_dram // wanted
+    disk = tokens * (fetch.in_dram + fetch.on_disk) // wanted - host
+    split = {CacheHitSource.HOST: host, CacheHitSource.DISK: disk}
+    split[CacheHitSource.EXTERNAL_UNSPECIFIED] = tokens - host - disk
+    return {source: count for source, count in split.items() if count}
+
+
+def _publishable(request: Any, hash_tokens: int) -> int:
+    """Up to how many tokens the request's block hashes say what is in its blocks. Releases after 0.33 hash what a draft model
+    will read, too, and count the blocks for which it has. A diffusion model's answer that is only read has no KV."""
     hashes = len(request.block_hashes)
-    return min(hashes, getattr(request, "num_publishable_block_hashes", hashes))
+    tokens = hash_tokens * min(hashes, getattr(request, "num_publishable_block_hashes", hashes))
+    asked = getattr(request.sampling_params, "extra_args", None) or {}
+    return min(tokens, request.num_prompt_tokens) if asked.get("diffusion_read_only") else tokens
 
 
 def _aborted(request: Any) -> bool:

@@ -148,15 +148,19 @@ class Spaces:
     def _digest_weights(self, stop: Any) -> str:
         if self._settings.model_digest:
             return self._settings.model_digest
-        models = [(self._config.model_config, self._config.load_config)]
+        model = self._config.model_config
+        models = [(model, self._config.load_config)]
         drafting: Any = getattr(self._config, "speculative_config", None)
         draft = getattr(drafting, "draft_model_config", None)
-        if draft is not None and draft.model != models[0][0].model:
-            models.append((draft, drafting.draft_load_config or self._config.load_config))
-        socket = self._settings.kvstore_socket
-        return " ".join(
-            weights_digest(weight_files(*model, stop, socket), self.cache_dir, stop) for model in models
-        )
+        if draft is not None:
+            load, is_own = (
+                drafting.draft_load_config,
+                (draft.model, draft.revision) != (model.model, model.revision),
+            )
+            if is_own or load is not None:
+                models.append((draft, load or self._config.load_config))
+        files = [weight_files(*each, stop, self._settings.kvstore_socket) for each in models]
+        return " ".join(dict.fromkeys(weights_digest(each, self.cache_dir, stop) for each in files))
 
     def _weights_unknown(self, error: Exception) -> None:
         self._no_files = str(error)
@@ -285,6 +289,10 @@ class Spaces:
             ", ".join(f"{space.record_bytes:,} bytes for {space.block_tokens} tokens" for space in spaces),
             self._world,
         )
+        if self.plan is not None and not self.plan.lasting:
+            logger.info(
+                "kvstore: no bucket keeps what this model stores: only some of its blocks have a state"
+            )
 
     def end_old(self, under_way: Collection[int]) -> None:
         """End namespaces that will not be read again, once nothing is saved to them any more."""

@@ -15,9 +15,11 @@ the next step overwrites.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+
+from vllm.platforms import current_platform
 
 from connectors import constants as limits
 from connectors.constants import MIB
@@ -40,6 +42,8 @@ from connectors.vllm.messages import Orders, Rank, Report, Weights
 from connectors.vllm.stats import Tally
 
 IDLE_LOAD_BYTES_MAX = 256 * MIB  # copied by the engine's own thread in a step that computes nothing
+# vLLM's kernels for CPUs that lay K as the plainest of them do.
+PLAIN_ORDERS = frozenset({"", "vec", "vec16"})
 
 
 class WorkerHalf:
@@ -58,6 +62,7 @@ class WorkerHalf:
         self._rank = Rank(self._shard, trouble="no KV tensors were registered")
         self._layers: list[str] = []  # that have KV
         self._version = 0
+        self._orders = Orders()  # of the latest step
         self._adapters = LiveAdapters((), 0)
         self._adapters_asked = 0
         self._adapters_said = (0, self._adapters.digests())  # at first it is no news
@@ -85,7 +90,7 @@ class WorkerHalf:
                 if not layers:
                     continue  # a pipeline stage without layers of this group has no column of its records
                 groups[index] = blocks = blocks_of(list(layers.values()), self._kv.num_blocks)
-                of_group = spec.kv_cache_spec, _record_order(layers), blocks, self._backends(spec.layer_names)
+                of_group = spec.kv_cache_spec, _record_order(layers), blocks, self._backends(layers)
                 rank.groups[index] = rank_facts(self._config, index, *of_group)
             movers, self._pinning = movers_for(groups, self.guard.say_once)
         except (Unsupported, DriverError, ValueError, AttributeError, KeyError) as reason:
@@ -133,10 +138,17 @@ class WorkerHalf:
             return Weights(version=version, unseen=f"{type(error).__name__}: {error}")
         return Weights(digest, digest, version)
 
-    def _backends(self, layer_names: Sequence[str]) -> list[str]:
+    def _backends(self, layers: Mapping[str, Any]) -> list[str]:
+        """By name; and what of a block's bytes the machine decides: in which order a CPU's kernels lay K, and the format of
+        8 bits on AMD's MI300."""
         from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 
-        return [backend.get_name() for backend in get_current_attn_backends(self._config, list(layer_names))]
+        names = [backend.get_name() for backend in get_current_attn_backends(self._config, list(layers))]
+        modules = self._config.compilation_config.static_forward_context
+        orders = {getattr(modules.get(name), "isa", "") for name in layers} - PLAIN_ORDERS
+        if current_platform.is_fp8_fnuz() and any(layer.element_size() == 1 for layer in layers.values()):
+            orders.add("fnuz")
+        return [*names, *orders]
 
     def _start(self) -> None:
         """The threads that copy, and the one that maps and pins the arena for them."""
@@ -165,7 +177,10 @@ class WorkerHalf:
     # ---- every step, on the engine's thread ------------------------------------------------
 
     def before_step(self, orders: Orders) -> None:
-        """Make sure that no save still reads a block this step may overwrite."""
+        """Make sure that no save still reads a block this step may overwrite. Saves of the step before begin now if they have not:
+        where it speculates, V1's model runner asks for them on the last pipeline stage only."""
+        self.start_saves(self._orders)
+        self._orders = orders
         self._version = orders.version
         self._adapters_asked = max(self._adapters_asked, orders.adapters_asked)
         self._saves.cancel(set(orders.cancel))
@@ -188,8 +203,11 @@ class WorkerHalf:
             self._loads.end(end, self._version)
 
     def start_saves(self, orders: Orders) -> None:
-        self._drained.update(orders.draining)
-        for save in orders.saves:
+        """Once for each step, however often it is called."""
+        saves, orders.saves = orders.saves, []
+        draining, orders.draining = orders.draining, []
+        self._drained.update(draining)
+        for save in saves:
             column = self._column_of(orders, save.group)
             if not self._stores or column is None:
                 continue

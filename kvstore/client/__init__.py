@@ -39,7 +39,7 @@ from kvstore.client.namespace import Namespace
 from kvstore.client.refusing import refusing, require, require_number, wrong
 from kvstore.errors import ClientError, FillsRefused, Refused, Unavailable
 from kvstore.protocol.places import default_socket
-from kvstore.protocol.residency_bits import IN_ANY, WRITING
+from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME, WRITING
 from tiers import copying
 
 TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IN_ANY",
+    "IN_DRAM",
+    "IN_NVME",
     "WRITING",
     "ArenaView",
     "Client",
@@ -68,6 +70,7 @@ __all__ = [
 ]
 
 LEASE_BYTES_MAX = 512 << 20  # per lease of put and get: bounds what one call pins
+SLOT_BYTES_MIN = 16 << 10  # of tiers/constants.py, which would import more than all of this
 PUT_BLOCKS_MAX = 176  # per lease of a put: 512 blocks, a prompt of 8,192 tokens, are three
 PUT_SHARE_MAX = 0.125  # of the arena, per lease of a put, which has two at a time
 GET_SHARE_MAX = 0.25  # of the arena, per lease of a get
@@ -185,7 +188,7 @@ class Client(Calls):
     def _blocks_per_lease(self, namespace: Namespace, arena_share: float) -> int:
         """How many blocks one lease of put or get may hold; connects if need be."""
         lease_bytes = min(LEASE_BYTES_MAX, int(self.arena.size_bytes * arena_share))
-        return max(1, min(LEASE_HASHES_MAX, lease_bytes // namespace.record_bytes))
+        return max(1, min(LEASE_HASHES_MAX, lease_bytes // max(namespace.record_bytes, SLOT_BYTES_MIN)))
 
 
 def _require_buffers(

@@ -159,6 +159,7 @@ class Calls(Looking):
         prefill_tokens_per_s: float = 0.0,
         again: bool = False,
         trace: str = "",
+        lasting: bool = True,
     ) -> Leading:
         """How many leading blocks are present in *all* the namespaces, with an unbroken prefix, and are
         sooner loaded than computed; its `writing`: how many more are being written right now.
@@ -167,7 +168,7 @@ class Calls(Looking):
         again with the same one, it counts once. more: what further namespaces of the same request
         hold. tokens: of the whole prompt. local_tokens: in the engine's own cache. again: the request was asked
         for before with another ticket. trace: its W3C traceparent, for a daemon that exports traces; goes
-        with a ticket. At most 65536 hashes.
+        with a ticket. lasting: whether it may be worth keeping in a region's bucket. At most 65536 hashes.
         """
         _require_spaces(namespaces)
         if len(hashes) > HASHES_MAX:
@@ -178,13 +179,43 @@ class Calls(Looking):
         asking = ticket, more, tokens, local_tokens, prefill_tokens_per_s, again
 
         def call(w: Any, ids: list[int]) -> frames.Request:
-            return w.Lookup(ids, joined, *asking, trace[: w.TRACEPARENT_CHARS])  # type: ignore[no-any-return]
+            return w.Lookup(ids, joined, *asking, trace[: w.TRACEPARENT_CHARS], lasting)  # type: ignore[no-any-return]
 
-        answer = self._call(namespaces, call)
-        leading = Leading(answer.value)
-        if answer.writing:
-            leading.writing = answer.writing
-        return leading
+        return _leading(self._call(namespaces, call))
+
+    def windows(
+        self,
+        groups: Sequence[tuple[Namespace, int]],
+        hashes: Sequence[bytes],
+        *,
+        hash_tokens: int,
+        align_tokens: int,
+        held_tokens: int,
+        reach_tokens: int,
+        ticket: int = 0,
+        local_tokens: int = 0,
+        prefill_tokens_per_s: float = 0.0,
+        lasting: bool = True,
+    ) -> Leading:
+        """Up to how many tokens a hit may go where KV groups need only the end of a prefix: sliding windows and states;
+        its `writing`: how many more when what is being written is there.
+
+        groups: namespaces, and how many tokens before the next one each needs. hashes: of the whole prompt, one every
+        hash_tokens. held_tokens, reach_tokens: what `lookup` found in the other groups, without and with what is being
+        written; the answer is a multiple of align_tokens. The rest as in `lookup`. At most 64 groups and 65536 hashes.
+        """
+        spaces = [space for space, _ in groups]
+        _require_spaces(spaces)
+        if not groups or not hashes:
+            return Leading(0)
+        joined, tokens = _joined(spaces[0], hashes, HASHES_MAX), [tokens for _, tokens in groups]
+        asked = hash_tokens, align_tokens, held_tokens, reach_tokens
+        asking = ticket, local_tokens, prefill_tokens_per_s, lasting
+
+        def call(w: Any, ids: list[int]) -> frames.Request:
+            return w.Windows(list(zip(ids, tokens, strict=True)), joined, *asked, *asking)  # type: ignore[no-any-return]
+
+        return _leading(self._call(spaces, call))
 
     def settle(
         self, ticket: int, tokens: int, namespace: Namespace | None = None, missing: bytes = b""
@@ -302,26 +333,30 @@ class Calls(Looking):
 
         fills: (grant, number of the column, xxh3_128 digest of the column in each slot; None: it will
         not be written, and the lease is given up), at most 64. Raises Unavailable, Refused; FillsRefused where the
-        daemon refused some of them, and did the others.
+        daemon refused some of them, or they are of another daemon, and the others are done.
         """
         for grant, _, _ in fills:
             _require_grant(grant)
         packed = [(grant.lease, column, b"".join(digests or ())) for grant, column, digests in fills]
-        lives = {grant.life for grant, _, _ in fills}
 
-        def call(w: Any, _: object) -> frames.Request:
-            return w.Fill(packed, max(lives, default=0))  # type: ignore[no-any-return]
+        def call(places: Sequence[int], life: int) -> Make:
+            return lambda w, _: w.Fill([packed[at] for at in places], life)
 
-        deadline = self._begin((), call)
+        deadline = self._begin((), call(range(len(packed)), 0))
+        elsewhere = "the slots of this grant are in the arena of another daemon"
         with self._locked(deadline):
             connection = self._connect(deadline)
-            if lives - {connection.life}:
-                raise Unavailable("the slots of this grant are in the arena of another daemon")
-            filled = self._ask(connection, (), call, deadline)
-        if filled.refused:
-            why = {position: Refused(code, message) for position, code, message in filled.refused}
-            raise FillsRefused(why, filled.committed)
-        return filled.committed  # type: ignore[no-any-return]
+            here = [at for at, (grant, _, _) in enumerate(fills) if grant.life == connection.life]
+            if fills and not here:
+                raise Unavailable(elsewhere)
+            filled = self._ask(connection, (), call(here, connection.life), deadline)
+        committed = dict(zip(here, filled.committed, strict=True))
+        why = {at: Refused("unknown_lease", elsewhere) for at in range(len(fills)) if at not in committed}
+        why |= {here[place]: Refused(code, message) for place, code, message in filled.refused}
+        stored = [committed.get(at, 0) for at in range(len(fills))]
+        if why:
+            raise FillsRefused(why, stored)
+        return stored
 
     def prefetch(self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"") -> int:
         """Start bringing blocks into DRAM, from NVMe and from buckets; answers how many are on their way. parent: the hash of
@@ -677,6 +712,13 @@ def _require_call(spaces: Sequence[Namespace], make: Make) -> None:
 def _require_grant(grant: Grant) -> None:
     if not isinstance(grant, Grant):
         raise wrong(f"{grant!r:.40}: a grant of a SlotLease is required")
+
+
+def _leading(answer: frames.Count) -> Leading:
+    leading = Leading(answer.value)
+    if answer.writing:
+        leading.writing = answer.writing
+    return leading
 
 
 def _joined(space: Namespace, hashes: Sequence[bytes], most: int) -> bytes:

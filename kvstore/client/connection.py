@@ -73,7 +73,11 @@ class Connection:
         self._out = bytearray(_RECEIVE_BYTES)
         self._in = bytearray(_RECEIVE_BYTES)
         self._frame_end = self._have = 0  # in `_in`: of the answer read last, and of what was read along
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:  # no descriptor is left
+            self.lost = True
+            raise Unavailable(f"kvstore daemon at {path}: {_reason(error)}") from error
         try:
             self._reach(path, deadline)
             self._require_trusted(attach)

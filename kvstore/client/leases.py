@@ -26,7 +26,7 @@ from collections.abc import Mapping
 
 from kvstore.client.refusing import refusing, require, wrong
 from kvstore.errors import Refused
-from kvstore.protocol.residency_bits import IN_DRAM
+from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from tiers import copying
 
 TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
@@ -111,6 +111,10 @@ class SlotLease:
     def in_dram(self) -> int:
         """How many of the leading slots were in DRAM when asked for."""
         return self.tiers[: self.leading()].count(IN_DRAM)
+
+    def on_disk(self) -> int:
+        """How many of the leading slots were on NVMe when asked for."""
+        return self.tiers[: self.leading()].count(IN_NVME)
 
     def commit_soon(self, checksums: Mapping[int, bytes]) -> Callable[[float | None], int]:
         """Make the records at these positions visible, and give up the others. Waits for no answer: what this

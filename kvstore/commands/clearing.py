@@ -1,11 +1,11 @@
 """Clearing: an operator empties this node's tiers of a tenant, a namespace, a prefix, or of everything.
 
-    clear ─▶ pass: leaves first, in slices ─▶ what was in use? another pass ─▶ rows of NVMe cleared ─▶ answered
+    clear ─▶ pass: leaves first, in slices ─▶ what was in use? another pass ─▶ rows of NVMe cleared (uncleared.py) ─▶ answered
                   │
                   ├▶ pinned by a rule, or something pinned hangs on it: stays
                   └▶ in use, or something in use hangs on it: stays, unless it is given back soon
 
-What is answered as cleared is gone for good: a restart does not find it again. Blocks that come meanwhile may be
+What is answered as cleared is gone for good: a restart does not find it again, nor on a disk that was away. Blocks that come meanwhile may be
 cleared, too. The region's bucket is never touched; what is durable there is fetched again when it is asked for.
 A namespace that has become empty and that no client uses is forgotten.
 
@@ -20,11 +20,14 @@ from itertools import islice
 from typing import NamedTuple
 
 from kvstore.commands.rule_names import one_namespace
+from kvstore.commands.uncleared import EVERYTHING, Sweeps, Uncleared
 from kvstore.constants import CLEARS_MAX, EXPIRY_LOOKS, EXPIRY_SLICE_S, RETENTION_DELETE_ROWS
 from kvstore.errors import BadRequest, LimitExceeded, NotFound, NotReady
 from kvstore.index.block import Block, Namespace
 from kvstore.index.forest import all_leaves_first, leaves_first
 from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.io_pool import Io
+from kvstore.movement.adoption import Adoption
 from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
 from kvstore.residency.residency import Residency
@@ -39,7 +42,7 @@ CLEAR_ROWS_S = 10.0
 
 class Cleared(NamedTuple):
     """blocks: held when they were looked at first, with the bytes of their slots. pinned_blocks, used_blocks: of these, what
-    stays. forgotten_namespaces: that held nothing any more. rows_left: of NVMe, not cleared yet: until they are, a restart may find them."""
+    stays. forgotten_namespaces: that held nothing any more. rows_left: of NVMe, not cleared yet; no restart finds them."""
 
     blocks: int
     dram_bytes: int
@@ -73,6 +76,7 @@ class Task:
 
     def _blocks(self) -> Iterator[Block | None]:
         for namespace in self.spaces:
+            yield None  # most may be empty
             if self.block_hash:
                 yield from leaves_first([namespace.blocks.get(self.block_hash)])
             else:
@@ -99,33 +103,53 @@ class Clearing:
         self,
         residency: Residency,
         namespaces: NamespaceRegistry,
-        is_adopting: Callable[[], bool],
+        adoption: Adoption,
         is_behind: Callable[[], bool],
+        io: Io,
         clock: Callable[[], float],
     ) -> None:
         """is_behind: whether so many rows wait to be cleared that nothing more is to be dropped for now."""
         self._residency = residency
         self._namespaces = namespaces
-        self._is_adopting = is_adopting
+        self._adoption = adoption
         self._is_behind = is_behind
+        self._io = io
         self._clock = clock
+        self._sweeps = Sweeps(residency, Uncleared(), clock)
+        adoption.is_cleared = self._sweeps.uncleared.names
         self._tasks: deque[Task] = deque()
+
+    def keep(self, uncleared: Uncleared) -> None:
+        """Before anything is adopted: what disks have still to clear is kept there."""
+        self._sweeps.uncleared = uncleared
+        self._adoption.is_cleared = uncleared.names
 
     @property
     def underway(self) -> int:
         return len(self._tasks)
 
     def clear(
-        self, spaces: Sequence[Namespace], block_hash: bytes, dry: bool, done: Callable[[Cleared], None]
+        self,
+        spaces: Sequence[Namespace],
+        block_hash: bytes,
+        everything: bool,
+        dry: bool,
+        done: Callable[[Cleared], None],
     ) -> None:
-        """Drop what these namespaces hold, or with a hash what hangs on that block, itself included. `done` is called once,
-        which may be before this returns. Raises NotReady, LimitExceeded."""
-        if self._is_adopting():
+        """Drop what these namespaces hold, or with a hash what hangs on that block, itself included. everything: they are all.
+        `done` is called once, which may be before this returns. Raises NotReady, LimitExceeded."""
+        if self._adoption.is_reading:
             raise NotReady("the rows of NVMe are still being read after the start: try again in a moment")
         if len(self._tasks) >= CLEARS_MAX:
             raise LimitExceeded(f"{CLEARS_MAX} clears are under way: no more are allowed")
+        if not dry:
+            self.forget_rows([EVERYTHING] if everything else [namespace.digest for namespace in spaces])
         self._tasks.append(Task(list(spaces), block_hash, dry, done))
         self.step()
+
+    def forget_rows(self, digests: Sequence[bytes]) -> None:
+        """No disk is to give anything back, later, that these namespaces do not hold in the end."""
+        self._sweeps.uncleared.add((member.device.disk for member in self._residency.nvme.members), digests)
 
     def step(self) -> bool:
         """Drop some blocks, for a few milliseconds; whether there is more to do soon."""
@@ -140,7 +164,12 @@ class Clearing:
             else:
                 self._tasks.append(task)
                 break
-        return bool(self._tasks)
+        if any(task.rows_until_s is None for task in self._tasks):
+            return True
+        for member in self._residency.nvme.members:
+            if self._sweeps.uncleared.of(member.device.disk):
+                member.tend(RETENTION_DELETE_ROWS)
+        return self._sweeps.step() or bool(self._tasks) or not self._sweeps.uncleared.is_kept(self._io)
 
     def _is_over(self, task: Task) -> bool:
         """Do the next piece of a task. Returns whether that was the last one."""
@@ -197,12 +226,13 @@ class Clearing:
         return self._has_cleared_rows(task.rows_until_s)
 
     def _has_cleared_rows(self, until_s: float) -> bool:
-        """Whether a restart finds nothing of it; or a device takes too long, as one that hangs does."""
-        members = self._residency.nvme.members
-        for member in members:
-            member.tend(RETENTION_DELETE_ROWS)
-        is_gone = self._namespaces.is_saved and not any(member.dropped for member in members)
-        return is_gone or self._clock() >= until_s
+        """Whether a restart finds nothing of it: what a device takes too long for, or cannot do, is written down."""
+        uncleared = self._sweeps.uncleared
+        working = [member for member in self._residency.nvme.members if member.writable]
+        is_gone = self._namespaces.is_saved and not any(
+            member.dropped or uncleared.of(member.device.disk) for member in working
+        )
+        return (is_gone or self._clock() >= until_s) and uncleared.is_kept(self._io)
 
 
 def cleared_spaces(

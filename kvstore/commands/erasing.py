@@ -3,8 +3,8 @@
     tombstone ─▶ each namespace that it names: hidden at once ─▶ all blocks, or those behind one ─▶ dropped, leaves first, in slices
                                                                    └▶ in use: hidden, and dropped when it is given back
 
-Nothing that is named is handed out from the first moment on, however long dropping it takes: the mark of a task hides the prefix, or
-the namespace, until all of it was looked at; after that each block that is in use is hidden by itself. What is computed anew
+Nothing that is named is handed out from the first moment on, however long dropping it takes (of a tenant with thousands of namespaces,
+from some milliseconds later on: they are marked in steps): the mark of a task hides the prefix, or the namespace, until all of it was looked at; after that each block that is in use is hidden by itself. What is computed anew
 meanwhile may be dropped, too. What comes later is asked at the doors: rows of a namespace that is erased are not adopted
 (`NamespaceRegistry.found`), and what was asked of a shared level before is not let in (`Namespace.erasures`).
 
@@ -15,7 +15,7 @@ prefix all is looked at once more when all of them were read, and when a disk co
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -28,11 +28,13 @@ from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_ANY
 from kvstore.residency.residency import Residency
+from kvstore.steps import Steps
 from replication.formats.tombstones import Tombstone
 from tiers.namespace_spec import NamespaceSpec
 
 ERASE_STEP_BLOCKS = 100  # dropped between two yields
 ERASE_STEP_LOOKS = 1600  # … or looked at
+ERASE_SPACE_LOOKS = 5  # for which a namespace counts
 
 
 class Left(NamedTuple):
@@ -46,13 +48,14 @@ class Left(NamedTuple):
 @dataclass(slots=True, eq=False)
 class _Task:
     """One tombstone in one namespace. walk: of what is to be looked at, None when all was, or waits for rows that are not adopted
-    (`waits`). held: in use, and hidden."""
+    (`waits`). held: in use, and hidden. is_new: told when all rows were in the index."""
 
     namespace: Namespace
     tombstone: Tombstone
     walk: Iterator[Block | None] | None = None
     waits: bool = False
     is_marked: bool = False
+    is_new: bool = False
     held: dict[Block, None] = field(default_factory=dict)
 
     @property
@@ -98,6 +101,9 @@ class Erasing:
         self._known: dict[str, Tombstone] = {}
         self._was_adopted = False  # at the last step
         self._tasks: deque[_Task] = deque()
+        self.erased: Callable[[Namespace], None] = lambda namespace: None  # all of it
+        self._task_of: dict[tuple[Namespace, str], _Task] = {}  # the same by namespace and tombstone
+        self._marking = Counter[str]()  # tombstones for which namespaces are still looked through
         namespaces.is_erased = self._is_erased
         namespaces.named = self._named
 
@@ -106,19 +112,38 @@ class Erasing:
         if tombstone.is_taken_back:
             self._take_back(tombstone.id)
             return
+        is_new = tombstone.id not in self._known and self._is_adopted()
         self._known[tombstone.id] = tombstone
-        for namespace in self._namespaces:
+        self._residency.background.begin(self._mark_steps(tombstone, is_new))
+
+    def _mark_steps(self, tombstone: Tombstone, is_new: bool) -> Steps[None]:
+        """Begin with each namespace that it names: of a tenant, there may be thousands."""
+        self._marking[tombstone.id] += 1
+        looks = 0
+        for namespace in list(self._namespaces):
+            if self._known.get(tombstone.id) is not tombstone:
+                break
             if tombstone.names(namespace.spec):
-                self._begin(namespace, tombstone)
+                before = len(namespace.blocks)
+                self._begin(namespace, tombstone, is_new)
+                looks += ERASE_SPACE_LOOKS + before - len(namespace.blocks)
+            if looks >= ERASE_STEP_BLOCKS:
+                looks = 0
+                yield
+        self._marking[tombstone.id] -= 1
 
     def _take_back(self, tombstone_id: str) -> None:
         self._known.pop(tombstone_id, None)
         for task in [task for task in self._tasks if task.tombstone.id == tombstone_id]:
-            self._tasks.remove(task)
+            self._end(task)
             for block in list(task.held):
                 task.let_go(block)
             if task.is_marked:
                 task.unmark()
+        self._tasks = deque(task for task in self._tasks if task.tombstone.id != tombstone_id)
+
+    def _end(self, task: _Task) -> None:
+        del self._task_of[task.namespace, task.tombstone.id]
 
     def left(self, tombstone: Tombstone) -> Left | None:
         """None where it was not heard of, or not of its serial."""
@@ -126,7 +151,8 @@ class Erasing:
         if known is None or known.serial < tombstone.serial:
             return None
         tasks = [task for task in self._tasks if task.tombstone.id == tombstone.id]
-        return Left(sum(len(task.held) for task in tasks), any(task.is_looking for task in tasks))
+        is_looking = self._marking[tombstone.id] > 0 or any(task.is_looking for task in tasks)
+        return Left(sum(len(task.held) for task in tasks), is_looking)
 
     def _is_erased(self, spec: NamespaceSpec) -> bool:
         """All of it, so that no row of it is adopted: whatever an earlier life has left here was stored before this one."""
@@ -139,20 +165,26 @@ class Erasing:
                 if tombstone.names(namespace.spec):
                     self._begin(namespace, tombstone)
 
-    def _begin(self, namespace: Namespace, tombstone: Tombstone) -> None:
+    def _begin(self, namespace: Namespace, tombstone: Tombstone, is_new: bool = False) -> None:
         namespace.erasures += 1
-        for task in self._tasks:
-            if task.namespace is namespace and task.tombstone.id == tombstone.id:
-                break
-        else:
-            task = _Task(namespace, tombstone)
+        task = self._task_of.get((namespace, tombstone.id))
+        if task is None:
+            task = self._task_of[namespace, tombstone.id] = _Task(namespace, tombstone)
             self._tasks.append(task)
+        task.is_new |= is_new
         task.begin(self._is_adopted())
         self._look(
             task
         )  # a little at once: most erasings are over with it, and what is computed anew next stays
         if not (task.is_looking or task.held):
             self._tasks.remove(task)
+            self._is_over(task)
+
+    def _is_over(self, task: _Task) -> None:
+        """Rows of slots that were free before are not found again either, when the tombstone is forgotten."""
+        self._end(task)
+        if task.is_new:
+            self.erased(task.namespace)
 
     # -- work --
 
@@ -171,6 +203,8 @@ class Erasing:
         is_late = self._look(task) if task.walk is not None else self._try_again(task)
         if task.is_looking or task.held:
             self._tasks.append(task)
+        else:
+            self._is_over(task)
         return is_late
 
     def _look(self, task: _Task) -> bool:

@@ -20,8 +20,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvstore.commands.retention_report import TIERS, report_steps
-from kvstore.commands.rule_names import one_namespace, prefix_namespaces, require_tenant_alone
-from kvstore.constants import AS_IT_IS, EXPIRY_SLICE_S, PINNED_SHARE_DEFAULT, RULE_COMMANDS_MAX, TTL_S_MAX
+from kvstore.commands.rule_names import one_namespace, prefix_steps, require_tenant_alone
+from kvstore.constants import (
+    AS_IT_IS,
+    EXPIRY_SLICE_S,
+    PINNED_SHARE_DEFAULT,
+    RULE_COMMANDS_MAX,
+    STEP_SLOW_BLOCKS,
+    TTL_S_MAX,
+)
 from kvstore.errors import BadRequest, LimitExceeded, NotSaved, RequestError
 from kvstore.index.block import Block, Namespace
 from kvstore.index.namespaces import NamespaceRegistry
@@ -32,13 +39,14 @@ from kvstore.residency.eviction import Eviction
 from kvstore.residency.residency import Residency
 from kvstore.retention.clock import Clock, boot_id
 from kvstore.retention.quotas import tenant_of
-from kvstore.retention.rules import Book, Pin, Quota, Rule, RuleFile, Ttl
-from kvstore.steps import Steps
+from kvstore.retention.rules import Book, Pin, Quota, Rule, RuleFile, Ttl, pieces
+from kvstore.steps import Steps, finish
 from kvstore.units import format_bytes
 
 RETENTION_ROWS_BEHIND_MAX = 32_768  # rows still to be deleted: beyond it nothing more is dropped
 
 Done = Callable[[RequestError | None, Sequence[Rule]], None]
+RULES_APPLIED = 8  # put into effect between two yields: some look at hundreds of blocks at once
 CLOCK_DRIFT_S = 1.0  # of the clock that is on disk; less is not worth a write
 
 
@@ -73,15 +81,16 @@ class Retention:
         self._saving = self._is_trimming = False
         self.set_share(PINNED_SHARE_DEFAULT)
         self.book = self._file.read()
+        self._ttls: dict[tuple[str, str, str | None], Ttl] = {}  # of namespaces and tenants, in effect
         self._boot_id = boot_id()
         blocks.expiry.start(self._begin_clock(wall_clock), self._known, self._expired)
         for rule in self.book.rules():
-            self._apply(rule, True)
+            finish(self._apply_steps(rule, True))
 
     def set_share(self, pinned_share_max: float) -> None:
         """What pins may hold of each tier from now on: not less than they do, see `allows_share`."""
         self._share_max = pinned_share_max
-        self._blocks.guards.limits.update(self._limits(pinned_share_max))
+        self._blocks.guards.limit(self._limits(pinned_share_max))
 
     def allows_share(self, pinned_share_max: float) -> bool:
         """Whether what is pinned now fits such a share."""
@@ -105,22 +114,37 @@ class Retention:
     # -- commands --
 
     def pin(self, selector: str, block_hash: bytes, is_set: bool, done: Done) -> None:
-        """Pin a prefix, named by its last block, or unpin it. Raises BadRequest, NotFound, LimitExceeded."""
-        digests = self._prefixes(selector, block_hash, [] if is_set else self.book.pins)
+        """Pin a prefix, named by its last block, or unpin it. `done` may get BadRequest, NotFound, LimitExceeded."""
         now_s = self._blocks.expiry.now_s()
-        pins = [Pin(d.hex(), block_hash.hex(), now_s) for d in digests]
-        if is_set:
-            self._blocks.background.begin(self._pin_steps(pins, done))
-        else:
-            self._submit(pins, is_set, done)
+        before = () if is_set else self.book.pins
 
-    def _pin_steps(self, pins: Sequence[Pin], done: Done) -> Steps[None]:
-        """Pin what fits into the share of pins."""
+        def rule(digest: bytes) -> Pin:
+            return Pin(digest.hex(), block_hash.hex(), now_s)
+
+        self._blocks.background.begin(self._prefix_steps(selector, block_hash, before, rule, is_set, done))
+
+    def _prefix_steps(
+        self,
+        selector: str,
+        block_hash: bytes,
+        set_before: Sequence[Pin | Ttl],
+        rule: Callable[[bytes], Pin | Ttl],
+        is_set: bool,
+        done: Done,
+    ) -> Steps[None]:
+        """A rule for each namespace of a prefix; pins, where they fit into their share."""
+        rules: list[Pin | Ttl] = []
         try:
-            yield from self._require_share(pins)
-            self._submit(pins, True, done)
+            names = yield from prefix_steps(selector, block_hash, set_before, self._namespaces, self.book)
+            for number, some in enumerate(pieces(names)):
+                if number:
+                    yield
+                rules += map(rule, some)
+            if is_set:
+                yield from self._require_share([rule for rule in rules if isinstance(rule, Pin)])
+            self._submit(rules, is_set, done)
         except RequestError as error:
-            done(error, pins)
+            done(error, rules)
 
     def ttl(
         self,
@@ -131,7 +155,7 @@ class Retention:
         is_set: bool,
         done: Done,
     ) -> None:
-        """Set or remove the TTL of a prefix, a namespace or a tenant. Raises BadRequest, NotFound."""
+        """Set or remove the TTL of a prefix, a namespace or a tenant. Raises BadRequest, NotFound; of a prefix, `done` gets them."""
         if ttl_s is not None and not 0 < ttl_s <= TTL_S_MAX:
             raise BadRequest(f"ttl of {ttl_s:g} s: allowed are more than 0 and at most {TTL_S_MAX} s")
         now_s = self._blocks.expiry.now_s()
@@ -140,8 +164,14 @@ class Retention:
             require_tenant_alone(tenant, selector, block_hash)
             rules = [Ttl(ttl_s, now_s, tenant=tenant)]
         elif block_hash:
-            digests = self._prefixes(selector, block_hash, [] if is_set else self.book.ttls)
-            rules = [Ttl(ttl_s, now_s, d.hex(), block_hash.hex()) for d in digests]
+            before = () if is_set else self.book.ttls
+
+            def rule(digest: bytes) -> Ttl:
+                return Ttl(ttl_s, now_s, digest.hex(), block_hash.hex())
+
+            begin = self._blocks.background.begin
+            begin(self._prefix_steps(selector, block_hash, before, rule, is_set, done))
+            return
         else:
             rules = [Ttl(ttl_s, now_s, self._one(selector).hex())]
         self._submit(rules, is_set, done)
@@ -215,8 +245,9 @@ class Retention:
 
     @property
     def is_behind(self) -> bool:
-        """Whether so many rows are still to be cleared that nothing more is dropped for now."""
-        return sum(member.dropped for member in self._blocks.nvme.members) > RETENTION_ROWS_BEHIND_MAX
+        """Whether so many rows are still to be cleared that nothing more is dropped for now. A device that is dead holds up nothing."""
+        members = self._blocks.nvme.members
+        return sum(member.dropped for member in members if member.writable) > RETENTION_ROWS_BEHIND_MAX
 
     def check_slices(self) -> Iterator[list[str]]:
         """One line per violated invariant of pins and TTLs, in slices; those of quotas are in `kvstore.engine.audit`."""
@@ -237,21 +268,32 @@ class Retention:
         self._next_command()
 
     def _next_command(self) -> None:
+        if self._commands and not self._saving:
+            self._saving = True
+            self._blocks.background.begin(self._next_steps())
+
+    def _next_steps(self) -> Steps[None]:
         """One at a time: each starts from the book that the one before it left."""
-        while self._commands and not self._saving:
+        while self._commands:
             command = self._commands.popleft()
-            book = self.book
             try:
-                for rule in command.rules:
-                    book = book.with_rule(rule) if command.is_set else book.without(rule)
-                book = book.with_clock(self._boot_id, self._blocks.expiry.clock.ahead_s)
-                if command.is_set:
-                    book.require_fitting()
+                book = yield from self._changed_steps(command)
             except RequestError as error:
                 command.done(error, command.rules)
-                continue
-            self._saving = True
-            self._write(book, command)
+            else:
+                self._write(book, command)
+                return
+        self._saving = False
+
+    def _changed_steps(self, command: Command) -> Steps[Book]:
+        book = self.book
+        if command.rules:
+            change = book.with_steps if command.is_set else book.without_steps
+            book = yield from change(command.rules)
+        book = book.with_clock(self._boot_id, self._blocks.expiry.clock.ahead_s)
+        if command.is_set:
+            yield from book.fitting_steps()
+        return book
 
     def _write(self, book: Book, command: Command) -> None:
         self._io.submit(
@@ -262,15 +304,21 @@ class Retention:
         )
 
     def _written(self, book: Book, command: Command, why: str) -> None:
-        self._saving = False
-        if why:
-            command.done(NotSaved(f"nothing was changed, it could not be saved: {why}"), command.rules)
-        else:
+        if not why:
             self.book = book
-            for rule in command.rules:
-                self._apply(rule, command.is_set)
+        self._blocks.background.begin(self._written_steps(command, why))
+
+    def _written_steps(self, command: Command, why: str) -> Steps[None]:
+        if why:
+            error = NotSaved(f"nothing was changed, it could not be saved: {why}")
+            command.done(error, command.rules)
+        else:
+            for number, rule in enumerate(command.rules, 1):
+                yield from self._apply_steps(rule, command.is_set)
+                if number % RULES_APPLIED == 0:
+                    yield
             command.done(None, command.rules)
-        self._next_command()
+        yield from self._next_steps()
 
     def _keep_clock(self) -> None:
         """A start in this boot is to go on with the time of now: where there are TTLs it must be on disk."""
@@ -281,7 +329,7 @@ class Retention:
 
     # -- taking effect --
 
-    def _apply(self, rule: Rule, is_set: bool) -> None:
+    def _apply_steps(self, rule: Rule, is_set: bool) -> Steps[None]:
         digest = bytes.fromhex(rule.namespace)
         known = self._known(digest)
         blocks = self._blocks
@@ -297,24 +345,28 @@ class Retention:
             self._trim()
         elif rule.block_hash:
             blocks.expiry.set_prefix(digest, bytes.fromhex(rule.block_hash), rule.ttl_s, rule.since_s, is_set)
-        elif rule.tenant is None:
-            self._set_ttl(digest, rule.since_s)
         else:
-            for namespace in self._namespaces:
-                if tenant_of(namespace) == rule.tenant:
-                    self._set_ttl(namespace.digest, rule.since_s)
+            self._ttls.pop(rule.about, None)
+            if is_set:
+                self._ttls[rule.about] = rule
+            if rule.tenant is None:
+                self._set_ttl(digest, rule.since_s)
+            else:
+                yield from self._tenants_ttl_steps(rule.tenant, rule.since_s)
+
+    def _tenants_ttl_steps(self, tenant: str, since_s: float) -> Steps[None]:
+        for number, namespace in enumerate(list(self._namespaces), 1):
+            if tenant_of(namespace) == tenant:
+                self._set_ttl(namespace.digest, since_s)
+            if number % STEP_SLOW_BLOCKS == 0:
+                yield
 
     def _set_ttl(self, digest: bytes, since_s: float) -> None:
         """Put the TTL of a namespace into effect: its own, else that of its tenant."""
         namespace = self._known(digest)
-        tenant = tenant_of(namespace) if namespace is not None else None
-        own = tenants = None
-        for ttl in self.book.ttls:
-            if not ttl.block_hash and ttl.tenant is None and ttl.namespace == digest.hex():
-                own = ttl
-            elif tenant is not None and ttl.tenant == tenant:
-                tenants = ttl
-        rule = own or tenants
+        rule = self._ttls.get((digest.hex(), "", None))
+        if rule is None and namespace is not None:
+            rule = self._ttls.get(("", "", tenant_of(namespace)))
         self._blocks.expiry.set_ttl(digest, rule.ttl_s if rule is not None else None, since_s)
 
     # -- names --
@@ -328,14 +380,13 @@ class Retention:
     def _one(self, selector: str) -> bytes:
         return one_namespace(selector, self._namespaces, self.book)
 
-    def _prefixes(self, selector: str, block_hash: bytes, set_before: Sequence[Pin | Ttl]) -> list[bytes]:
-        return prefix_namespaces(selector, block_hash, set_before, self._namespaces, self.book)
-
     def _require_share(self, pins: Sequence[Pin]) -> Steps[None]:
         """Raises LimitExceeded when what is held of these prefixes does not fit into the share of pins."""
         guards = self._blocks.guards
         more = {IN_DRAM: 0, IN_NVME: 0}
-        for pin in pins:
+        for number, pin in enumerate(pins):
+            if number:
+                yield
             namespace = self._known(bytes.fromhex(pin.namespace))
             if namespace is not None:
                 sizes = yield from guards.unguarded_steps(namespace, bytes.fromhex(pin.block_hash))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import nsmallest
 
 from kvstore.constants import TENANT_CHARS_MAX
 from kvstore.errors import BadRequest, NotFound
 from kvstore.index.namespaces import NamespaceRegistry
-from kvstore.retention.rules import Book, Pin, Ttl
+from kvstore.retention.rules import Book, Pin, Ttl, pieces
+from kvstore.steps import Steps
 
 
 def one_namespace(selector: str, namespaces: NamespaceRegistry, book: Book) -> bytes:
@@ -15,14 +17,16 @@ def one_namespace(selector: str, namespaces: NamespaceRegistry, book: Book) -> b
 
     Raises BadRequest, NotFound.
     """
-    known = [namespace.digest for namespace in namespaces]
-    known += [bytes.fromhex(rule.namespace) for rule in book.rules() if rule.namespace]
-    found = sorted({digest.hex() for digest in known if digest.hex().startswith(selector.lower())})
+    names = {namespace.digest.hex() for namespace in namespaces}
+    names.update(rule.namespace for rule in book.rules() if rule.namespace)
+    beginning = selector.lower()
+    known = {name for name in names if name.startswith(beginning)}
+    found = nsmallest(2, known)
     if len(found) == 1:
         return bytes.fromhex(found[0])
     if not found:
         raise NotFound(f"namespace {selector or '(any)'}: none is known here; `kvstore status` lists them")
-    more = f"{len(found)} namespaces, as {found[0]} and {found[1]}"
+    more = f"{len(known)} namespaces, as {found[0]} and {found[1]}"
     raise BadRequest(
         f"namespace {selector} may be any of {more}: name one"
         if selector
@@ -30,29 +34,37 @@ def one_namespace(selector: str, namespaces: NamespaceRegistry, book: Book) -> b
     )
 
 
-def prefix_namespaces(
+def prefix_steps(
     selector: str,
     block_hash: bytes,
     set_before: Sequence[Pin | Ttl],
     namespaces: NamespaceRegistry,
     book: Book,
-) -> list[bytes]:
+) -> Steps[list[bytes]]:
     """The digests of the namespaces of a prefix: the named one, else all that hold its last block or have a
     rule of `set_before` about it, else the only one. Raises BadRequest, NotFound."""
     if not block_hash:
         raise BadRequest("an empty block hash: the hash of the last block of a prefix is required")
     ruled = [bytes.fromhex(rule.namespace) for rule in set_before if rule.block_hash == block_hash.hex()]
+    found: list[bytes] = []
     if selector:
         found = [digest for digest in ruled if digest.hex().startswith(selector.lower())]
+    elif ruled:
+        found = ruled
     else:
-        found = ruled or [namespace.digest for namespace in namespaces if namespace.holds(block_hash)]
+        for number, some in enumerate(pieces(list(namespaces))):
+            if number:
+                yield
+            found += [namespace.digest for namespace in some if namespace.holds(block_hash)]
     found = found or [one_namespace(selector, namespaces, book)]
-    for digest in found:
-        namespace = namespaces.of_key(digest)
-        if namespace is not None and namespace.hash_bytes != len(block_hash):
-            raise BadRequest(
-                f"block hash of {len(block_hash)} bytes: namespace {digest.hex()} has {namespace.hash_bytes}"
-            )
+    for number, some_digests in enumerate(pieces(found)):
+        if number:
+            yield
+        for namespace in filter(None, map(namespaces.of_key, some_digests)):
+            if namespace.hash_bytes != len(block_hash):
+                raise BadRequest(
+                    f"block hash of {len(block_hash)} bytes: namespace {namespace.digest.hex()} has {namespace.hash_bytes}"
+                )
     return found
 
 

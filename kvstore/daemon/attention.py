@@ -41,12 +41,13 @@ _FIXES: Final = {
     "grpc": "who else listens there: ss -ltnp; grpc.listen chooses another address",
     "events": "the log has the reason; restart the daemon once that is mended",
     "traces": "look at the collector, or leave traces.endpoint empty",
+    "unsaved": "make room in data_dir, or see why it cannot be written: it is tried again by itself",
 }
 
 
 class Parts(NamedTuple):
     """What is looked at. All of it is asked on the engine's thread, and touches no disk. beside: of each process and thread beside
-    the daemon (kind, subject, what is wrong with it, "" for nothing)."""
+    the daemon, and each file of its state (kind, subject, what is wrong with it, "" for nothing)."""
 
     engine: Engine
     settings: Settings
@@ -101,7 +102,8 @@ class Attention:
         yield from parts.around()
         yield from self._traffic.wrong()
         for name, text in parts.missing().items():
-            yield Problem("missing", name, text, "put it back, or restart the daemon when it suits")
+            fix = "put it back, or restart the daemon when it suits"
+            yield Problem("missing", name, text.removeprefix(f"{name} "), fix)
         yield from self._slabs()
         yield from (_of_breaker(each) for each in parts.engine.breakers() if each["state"] != "closed")
         yield from self._queues()

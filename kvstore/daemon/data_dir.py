@@ -6,6 +6,8 @@
       namespaces.json      readable names of namespaces (kvstore/index/namespaces.py)
       retention.json       pins, TTLs and quotas, and the clock of TTLs (kvstore/retention/rules.py)
       disks.json           which NVMe directories there are, and who they were (kvstore/daemon/disks/known.py)
+      models_disk.json     on which mount models were (kvstore/daemon/disks/models_disk.py)
+      uncleared.json       what disks have still to clear (kvstore/commands/uncleared.py)
       serving.json         there while a daemon serves (kvstore/daemon/last_run.py)
       write_budget.json       what was spent of the NVMe write budget (kvstore/health/write_budget_file.py)
       totals.sqlite        totals of every hour, for reports (kvstore/ledger/totals.py)
@@ -62,6 +64,7 @@ class DataDir:
         self.totals_path = path / "totals.sqlite"
         self.demand_path = path / "demand.bin"
         self.erased_path = path / "erased.bin"
+        self.uncleared_path = path / "uncleared.json"
         self.serving_path = path / "serving.json"
         self.disks_path = path / "disks.json"
         self.catalogue_path = path / "catalogue"
@@ -77,7 +80,7 @@ class DataDir:
             return f"data_dir {self.path}: another one is in its place: nothing of this daemon is kept"
         except FileNotFoundError:
             where = self.path / name if self.path.is_dir() else self.path
-            return f"data_dir {self.path}: {where} is gone; what this daemon knows may not be there at the next start"
+            return f"data_dir {where} is gone; what this daemon knows may not be there at the next start"
         except OSError as error:
             return f"data_dir {self.path}: {error.strerror}"
 
@@ -167,14 +170,16 @@ def _lock(path: Path, lock_fd: int) -> None:
 
 
 def _read_mark(path: Path) -> str | None:
-    """The instance id, None if the directory is not marked yet, or not any more. Raises DataDirNotOurs."""
+    """The instance id, None if the directory is not marked yet, or not any more. Raises DataDirNotOurs, OSError."""
     mark = path / MARK
     try:
         content = read_json(mark, DATA_DIR_MARK_BYTES_MAX, dict[str, object], follow=False)
         magic, version, instance = content["magic"], content["format"], content["instance"]
         if magic == MAGIC and version == DATA_DIR_FORMAT:
             uuid.UUID(str(instance))
-    except (Unreadable, ValueError, KeyError):
+    except (Unreadable, ValueError, KeyError) as error:
+        if isinstance(error, Unreadable) and error.may_be_sound:
+            raise OSError(error.number, f"{MARK}: {error.why}") from error
         return None  # there is none, or it is damaged
     if magic != MAGIC:
         raise DataDirNotOurs(f"data_dir {path}: {MARK} was not written by kvstore")

@@ -3,10 +3,9 @@
     hold data dir ─▶ arena of its instance ─▶ check · verify ─┐
                   ╰▶ each NVMe directory    ─▶ check · verify ─┴─▶ one Finding each
 
-Opens exactly what the daemon would, with the same locks, but makes nothing that is not
-there. Opening drops damaged rows, as any start does, and reading a corrupt record from NVMe
-drops it. A cache loses nothing by that; without `mend` it still counts as a problem, so that
-a dying disk is noticed.
+Opens what a daemon left, as it was made, whatever the settings say now, and with the same locks. Without `mend` nothing
+on NVMe is changed, and damage is a problem; with it damaged rows and corrupt records are dropped. A cache loses nothing
+by that. A disk that is sick is one line.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ from kvstore.daemon.config.config import Config
 from kvstore.daemon.config.sizing import preferred_directory
 from kvstore.daemon.data_dir import hold
 from kvstore.daemon.disks.known import Known
-from kvstore.daemon.storage import nvme_devices
+from kvstore.units import plural
 from tiers.base import Get
 from tiers.dram.arena import Arena, open_arena
 from tiers.dram.arena_files import existing_layout
 from tiers.dram.pages import find_arena
 from tiers.errors import OpenError
-from tiers.nvme.device import Device
+from tiers.nvme.device import Device, device_as_made
 from tiers.nvme.device_home import read_marker
+from tiers.nvme.direct import LookingIO
 
 VERIFY_BATCH_RECORDS = 8  # records in flight while fsck --verify reads
 
@@ -74,7 +74,7 @@ def examine(config: Config, verify: bool, mend: bool, progress: Progress) -> lis
         if config.nvme.directories:
             findings.append(
                 _examine_nvme(
-                    config, Known(data_dir.disks_path, config.nvme.directories), verify, mend, progress
+                    config, Known(data_dir.disks_path, config.nvme.directories, mend), verify, mend, progress
                 )
             )
         return findings
@@ -130,26 +130,37 @@ def _verify_models(arena: Arena, slots: Sequence[int], mend: bool, finding: Find
 
 def _examine_nvme(config: Config, known: Known, verify: bool, mend: bool, progress: Progress) -> Finding:
     finding = Finding("nvme", ",".join(map(str, config.nvme.directories)))
-    for device in nvme_devices(config, known):
+    for path in config.nvme.directories:
         try:
-            if read_marker(device.path) is None:
-                continue  # an empty directory: opening would make a marker
-            device.open()
+            device = _opened(path, config, known, mend)
+            if device is None:
+                continue
+            try:
+                _examine_device(device, verify, mend, finding, progress)
+            finally:
+                device.close()
         except OpenError as error:
             finding.problems.append(str(error))
-            continue
         except OSError as error:
-            finding.problems.append(f"nvme directory {device.path}: {error.strerror or error}")
-            continue
-        try:
-            _examine_device(device, verify, mend, finding, progress)
-        finally:
-            device.close()
-    finding.records -= finding.corrupt
-    finding.dropped(finding.corrupt, "corrupt records", mend, "reading them dropped them")
+            finding.problems.append(f"nvme directory {path}: {error.strerror or error}")
+    if mend:
+        finding.records -= finding.corrupt
+    finding.dropped(finding.corrupt, "corrupt records", mend, "--repair drops them")
     if finding.unreadable:
         finding.problems.append(f"nvme: {finding.unreadable} records could not be read")
     return finding
+
+
+def _opened(path: Path, config: Config, known: Known, mend: bool) -> Device | None:
+    """None for an empty directory. Raises OpenError, OSError."""
+    marker = read_marker(path)
+    known.recognise(path)
+    if marker is None:
+        return None
+    io, memory = (None, known) if mend else (LookingIO(), None)
+    device = device_as_made(path, config.nvme.direct, io, memory)
+    device.open()
+    return device
 
 
 def _examine_device(device: Device, verify: bool, mend: bool, finding: Finding, progress: Progress) -> None:
@@ -157,7 +168,12 @@ def _examine_device(device: Device, verify: bool, mend: bool, finding: Finding, 
     finding.records += len(held)
     finding.problems += device.check()
     rows = device.counters.rows_damaged + device.counters.rows_lost
-    finding.dropped(rows, "damaged rows", mend, "opening dropped them", f"{device.path}: ")
+    finding.dropped(rows, "damaged rows", mend, "--repair drops them", f"{device.path}: ")
+    if device.counters.io_errors:
+        failed = plural(device.counters.io_errors, "read")
+        finding.problems.append(
+            f"nvme directory {device.path}: {failed} of its table failed: look at dmesg, smartctl -a"
+        )
     if not verify:
         return
     for at in range(0, len(held), VERIFY_BATCH_RECORDS):

@@ -78,7 +78,14 @@ class Signals:
     def _ignored(number: int) -> Callable[[], None]:
         what = signal.strsignal(number) or "of no name"
         said = f"signal {number} ({what}) means nothing here, and is ignored"  # a wording of each: none hides another
-        return lambda: log.warning(said)
+
+        def ignore() -> None:
+            log.warning(said)
+            # A flood fills the pipe that wakes a loop, and SIGTERM finds no room there. Who sends SIGQUIT wants the stacks each time.
+            if number != signal.SIGQUIT:
+                signal.signal(number, signal.SIG_IGN)
+
+        return ignore
 
 
 def begin() -> Signals:

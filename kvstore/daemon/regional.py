@@ -1,4 +1,7 @@
-"""The region of a daemon: buckets as levels, its own first, and what is persisted there, as the configuration says."""
+"""The region of a daemon: buckets as levels, its own first, and what is persisted there, as the configuration says.
+
+Imported only where there is one: it brings all of regions with it, a quarter of what a daemon imports.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvstore.commands.erased_file import ErasedFile
-from kvstore.daemon.config.config import Config, Durable
+from kvstore.daemon.config.config import Config
 from kvstore.daemon.config.regions_file import Deployment, Place, load_regions
+from kvstore.daemon.config.reloading import rule_of
 from kvstore.daemon.data_dir import DataDir
 from kvstore.durable.demand import Demand
 from kvstore.durable.level import ObjectLevel
@@ -19,7 +23,6 @@ from kvstore.durable.persister import Persisting
 from kvstore.durable.region_level import RegionLevel
 from kvstore.durable.warmer import Warmer
 from kvstore.durable.warming import OrderModel, Warming
-from kvstore.durable.worth import Cost, Prices, Seen, Worth
 from kvstore.engine.engine import Engine
 from kvstore.movement.shared import SharedLimits
 from replication.erasure.erased import Erased
@@ -49,6 +52,12 @@ class Levels(NamedTuple):
         far = [{"name": name, **level.status()} for name, level in self.far.items()]
         return {**self.home.status(), "read_through": far}
 
+    def small_status(self, name: str) -> dict[str, Any]:
+        """What a Live answer has of `status`: plain figures, of our own region (with this name) and of those that are read through."""
+        status = self.status()
+        far: Any = status["read_through"]
+        return {"name": name, **_plain(status), "read_through": [_plain(one) for one in far]}
+
     def wrong(self) -> list[Problem]:
         """What is wrong with any of them now."""
         return [
@@ -57,17 +66,92 @@ class Levels(NamedTuple):
             for problem in problems
         ]
 
+    def persisting(self, config: Config) -> Persisting | None:
+        """What is persisted in our own region, None for nothing."""
+        durable = config.durable
+        if durable.rule == "off":
+            return None
+        return Persisting(
+            self.home,
+            Demand(),
+            rule_of(durable, config.report.gpu_hour_price),
+            durable.bytes_per_s,
+            durable.pack_bytes,
+            self.home.now_s,
+        )
+
+    def join(
+        self,
+        config: Config,
+        data_dir: DataDir,
+        engine: Engine,
+        reply: Reply,
+        is_new: bool,
+        order: OrderModel,
+        condition: Callable[[], Condition],
+        file: ErasedFile,
+    ) -> Warmer:
+        """Have these levels of an engine join their regions. Returns what brings in what is ordered for our own. is_new: DRAM holds
+        nothing of an earlier daemon. order: has a model preloaded, called where models.orders is on. condition: how this daemon is.
+        file: where it is put down what is erased."""
+        deployment, tombstones = self.deployment, Erased(known=file.known.values())
+        source = next(source for source in engine.loader.shared if source.level is self.home)
+        traffic = engine.persister.asks.traffic if engine.persister is not None else None
+        warmer = Warmer(engine.blocks, engine.loader, engine.register, source, traffic)
+
+        def erased(tombstones: Sequence[Tombstone]) -> None:
+            clock = self.home.clock
+            file.add(tombstones, clock() if isinstance(clock, StoreClock) and clock.is_known else 0.0)
+            for tombstone in tombstones:
+                reply(partial(engine.erasing.erase, tombstone))
+
+        def how_far(tombstones: Sequence[Tombstone]) -> list[NodeErased]:
+            if file.problem:
+                return []  # a start might not know of them: who waits for us waits on
+            found = zip(tombstones, map(engine.erasing.left, tombstones), strict=True)
+            return [NodeErased(one.id, one.serial, *left) for one, left in found if left is not None]
+
+        async def join_home() -> RegionNode:
+            node = await RegionNode.join(
+                Watched(deployment.regions[config.region].open(), config.region, self.home.problems),
+                deployment.deployment,
+                config.region,
+                data_dir.catalogue_path,
+                data_dir.instance,
+                random.Random(),
+                time.time,
+                deployment.clock_skew_s,
+                erased,
+                tombstones,
+            )
+            node.sources = sources_for(deployment.copy_rules(), config.region, deployment.regions)
+            node.codec = "" if config.durable.compression == "off" else config.durable.compression
+            return node
+
+        async def follow(name: str) -> ReadThrough:
+            return await ReadThrough.follow(
+                Watched(deployment.regions[name].open(), name, self.far[name].problems),
+                deployment.deployment,
+                name,
+                data_dir.path / "read_through" / name / "catalogue",
+                tombstones,
+                random.Random(),
+                time.time,
+                deployment.clock_skew_s,
+            )
+
+        ordered = order if config.models.orders == "on" else None
+        self.home.start(
+            join_home,
+            lambda node: Warming(node, warmer, reply, node.clock, is_new, ordered, condition, how_far).run(),
+        )
+        for name, level in self.far.items():
+            level.start(partial(follow, name))
+        return warmer
+
     def close(self) -> bool:
         """Let go of all buckets; False if something hangs."""
         return all([self.home.close(), *(level.close() for level in self.far.values())])
-
-
-def small_status(levels: Levels, name: str) -> dict[str, Any]:
-    """What a Live answer has of `Levels.status`: plain figures, of our own region (with this name) and of those that are
-    read through."""
-    status = levels.status()
-    far: Any = status["read_through"]
-    return {"name": name, **_plain(status), "read_through": [_plain(one) for one in far]}
 
 
 def _plain(status: Mapping[str, object]) -> dict[str, object]:
@@ -80,18 +164,14 @@ def _plain(status: Mapping[str, object]) -> dict[str, object]:
 
 def require_regions(config: Config) -> None:
     """What can never work with this file of regions, before anything else is opened. Raises RegionsFileError."""
-    if config.regions_file:
-        path = Path(config.regions_file)
-        deployment = load_regions(path)
-        place = deployment.place(config.region, "region")
-        deployment.require_openable(path, (config.region, *place.read_through))
+    path = Path(config.regions_file)
+    deployment = load_regions(path)
+    place = deployment.place(config.region, "region")
+    deployment.require_openable(path, (config.region, *place.read_through))
 
 
-def region_levels(config: Config, reply: Reply) -> Levels | None:
-    """The levels of buckets, to be started with `join_regions`; None without a region. reply: runs a call on the engine's
-    thread. Raises RegionsFileError."""
-    if not config.regions_file:
-        return None
+def region_levels(config: Config, reply: Reply) -> Levels:
+    """The levels of buckets, to be started with `Levels.join`. reply: runs a call on the engine's thread. Raises RegionsFileError."""
     deployment = load_regions(Path(config.regions_file))
     place = deployment.place(config.region, "region")
     far: dict[str, RegionLevel[ReadThrough]] = {
@@ -101,101 +181,5 @@ def region_levels(config: Config, reply: Reply) -> Levels | None:
     return Levels(deployment, ObjectLevel(reply, _limits(place), config.region), far)
 
 
-def join_regions(
-    levels: Levels,
-    config: Config,
-    data_dir: DataDir,
-    engine: Engine,
-    reply: Reply,
-    is_new: bool,
-    order: OrderModel,
-    condition: Callable[[], Condition],
-    file: ErasedFile,
-) -> Warmer:
-    """Have the levels of an engine join their regions. Returns what brings in what is ordered for our own. is_new: DRAM holds
-    nothing of an earlier daemon. order: has a model preloaded, called where models.orders is on. condition: how this daemon is.
-    file: where it is put down what is erased."""
-    deployment, tombstones = levels.deployment, Erased(time.time, file.known.values())
-    source = next(source for source in engine.loader.shared if source.level is levels.home)
-    traffic = engine.persister.asks.traffic if engine.persister is not None else None
-    warmer = Warmer(engine.blocks, engine.loader, engine.register, source, traffic)
-
-    def erased(tombstones: Sequence[Tombstone]) -> None:
-        clock = levels.home.clock
-        file.add(tombstones, clock() if isinstance(clock, StoreClock) and clock.is_known else 0.0)
-        for tombstone in tombstones:
-            reply(partial(engine.erasing.erase, tombstone))
-
-    def how_far(tombstones: Sequence[Tombstone]) -> list[NodeErased]:
-        found = zip(tombstones, map(engine.erasing.left, tombstones), strict=True)
-        return [NodeErased(one.id, one.serial, *left) for one, left in found if left is not None]
-
-    async def join() -> RegionNode:
-        node = await RegionNode.join(
-            Watched(deployment.regions[config.region].open(), config.region, levels.home.problems),
-            deployment.deployment,
-            config.region,
-            data_dir.catalogue_path,
-            data_dir.instance,
-            random.Random(),
-            time.time,
-            deployment.clock_skew_s,
-            erased,
-            tombstones,
-        )
-        node.sources = sources_for(deployment.copy_rules(), config.region, deployment.regions)
-        node.codec = "" if config.durable.compression == "off" else config.durable.compression
-        return node
-
-    async def follow(name: str) -> ReadThrough:
-        return await ReadThrough.follow(
-            Watched(deployment.regions[name].open(), name, levels.far[name].problems),
-            deployment.deployment,
-            name,
-            data_dir.path / "read_through" / name / "catalogue",
-            tombstones,
-            random.Random(),
-            time.time,
-            deployment.clock_skew_s,
-        )
-
-    ordered = order if config.models.orders == "on" else None
-    levels.home.start(
-        join, lambda node: Warming(node, warmer, reply, node.clock, is_new, ordered, condition, how_far).run()
-    )
-    for name, level in levels.far.items():
-        level.start(partial(follow, name))
-    return warmer
-
-
 def _limits(place: Place) -> SharedLimits:
     return SharedLimits(OBJECT_JOBS_MAX, OBJECT_BATCH_RECORDS, place.stall_s)
-
-
-def persisting(config: Config, level: ObjectLevel | None) -> Persisting | None:
-    """What is persisted, None for nothing."""
-    durable = config.durable
-    if level is None or durable.rule == "off":
-        return None
-    return Persisting(
-        level,
-        Demand(),
-        rule_of(durable, config.report.gpu_hour_price),
-        durable.bytes_per_s,
-        durable.pack_bytes,
-        level.now_s,
-    )
-
-
-def rule_of(durable: Durable, gpu_hour_price: float) -> Worth:
-    """Which prefixes deserve to last, by the settings."""
-    if durable.rule == "seen":
-        return Seen(durable.seen_times, durable.seen_within_s, durable.keep_s)
-    prices = Prices(
-        gpu_hour_price,
-        durable.storage_gb_month_price,
-        durable.put_million_price,
-        durable.copy_gb_price,
-        durable.found_nowhere_share,
-    )
-    return Cost(prices, durable.half_life_s, durable.pack_bytes)

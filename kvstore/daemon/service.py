@@ -20,10 +20,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from coldstart.disk.home import Home
 from kvstore import __version__
 from kvstore.commands.erased_file import ErasedFile
+from kvstore.commands.uncleared import Uncleared
 from kvstore.constants import (
     EXPIRY_SLICE_S,
     IO_CLOSE_S,
@@ -47,7 +49,6 @@ from kvstore.daemon.config.settings import Settings
 from kvstore.daemon.disks.watch import Disks
 from kvstore.daemon.presence import Presence
 from kvstore.daemon.process import Signals, connections_room
-from kvstore.daemon.regional import join_regions, persisting, region_levels, small_status
 from kvstore.daemon.storage import Storage
 from kvstore.daemon.surroundings import Surroundings
 from kvstore.daemon.systemd import Notifier
@@ -56,7 +57,6 @@ from kvstore.door.holders import Limits
 from kvstore.door.turns import Turns
 from kvstore.door.unix import Door
 from kvstore.durable.demand_file import DemandFile
-from kvstore.durable.warmer import Warmer
 from kvstore.engine.engine import Engine
 from kvstore.engine.live import live_steps
 from kvstore.errors import SocketPathError, StartError
@@ -75,6 +75,10 @@ from kvstore.steps import Steps
 from kvstore.units import format_bytes
 from replication.formats.nodes import Condition
 from tiers.dram.arenas_left import held_bytes
+
+if TYPE_CHECKING:
+    from kvstore.daemon.regional import Levels
+    from kvstore.durable.warmer import Warmer
 
 DESCRIPTORS_KEPT = 128  # besides connections: for files, for sockets of buckets and the like
 DESCRIPTORS_KEPT_PER_REGION = 128  # for the requests to each region that is read
@@ -122,6 +126,7 @@ class Service:
         self._problems: list[str] = []
         self._prefaulted_bytes = 0
         self._has_served = self._is_looking = False
+        self._region: Levels | None = None
         self._warmer: Warmer | None = None
         self._reloading: asyncio.Task[None] | None = None
         self._journal = Journal() if config.events.endpoint else None
@@ -146,7 +151,7 @@ class Service:
         threads = 2 * self.config.engine.io_threads + PROBE_READS_MAX
         pools = [IoPool(threads, loop.call_soon_threadsafe) for _ in self.storage.devices]
         io = IoPool(FILE_THREADS, loop.call_soon_threadsafe)
-        self._region = region_levels(self.config, loop.call_soon_threadsafe)
+        self._open_region(loop.call_soon_threadsafe)
         self._turns = Turns(loop.call_soon, time.monotonic)  # uvloop's loop.time counts in milliseconds
         try:
             self._make_engine(io, pools)
@@ -314,6 +319,21 @@ class Service:
             yield "events", self.config.events.endpoint, self._publisher.failure
         if self._exporter is not None:
             yield "traces", self.config.traces.endpoint, self._exporter.problem
+        for name, problem, costs in (
+            (
+                "totals",
+                self.engine.accounts.totals.problem,
+                "what reports count now is lost with the next start",
+            ),
+            ("names", self.engine.namespaces.problem, "names of new models are lost with the next start"),
+            (
+                "erased",
+                self._erased_file.problem,
+                "a start that finds the bucket away does not know all that is",
+            ),
+            ("write budget", self._write_budget_file.problem, "nothing more is written to NVMe"),
+        ):
+            yield "unsaved", name, f"its file cannot be written ({problem}): {costs}" if problem else ""
 
     def live_steps(self, minutes_since_s: float) -> Steps[answers.Live]:
         """What is going on, in steps; docs/cli.md says what each field means."""
@@ -329,16 +349,16 @@ class Service:
             "disks": self.disks.rows(),
             "missing": dict(self._presence.missing),
             **told,
-            "region": small_status(self._region, self.config.region) if self._region is not None else None,
+            "region": self._region.small_status(self.config.region) if self._region is not None else None,
             "events": self._publisher.status() if self._publisher is not None else None,
             "door": self.door.counters,
         }
 
-    def totals(self, since_s: float, skip: int, until_s: float) -> answers.Report:
+    def totals_steps(self, since_s: float, skip: int, until_s: float) -> Steps[answers.Report]:
         """The answer to `kvstore report`."""
         prices = self.config.report
         return {
-            **self.engine.report(since_s, skip, until_s),
+            **(yield from self.engine.report_steps(since_s, skip, until_s)),
             "now_s": time.time(),
             "gpu_hour_price": prices.gpu_hour_price,
             "currency": prices.currency,
@@ -346,12 +366,19 @@ class Service:
 
     # -- start --
 
+    def _open_region(self, reply: Callable[[Callable[[], None]], object]) -> None:
+        """A daemon without a region imports nothing of regions."""
+        if self.config.regions_file:
+            from kvstore.daemon.regional import region_levels
+
+            self._region = region_levels(self.config, reply)
+
     def _make_engine(self, io: IoPool, pools: Sequence[IoPool]) -> None:
         storage, config, region = self.storage, self.config, self._region
         later, turns = asyncio.get_running_loop().call_later, self._turns
         totals = Totals(self.config.region, storage.data_dir.totals_path)
         self._write_budget_file = WriteBudgetFile(storage.data_dir.write_budget_path)
-        persisted = persisting(self.config, region.home if region is not None else None)
+        persisted = region.persisting(config) if region is not None else None
         self._demand_file = DemandFile(storage.data_dir.demand_path, persisted.demand) if persisted else None
         if self._demand_file is not None:
             self._demand_file.open()
@@ -376,11 +403,14 @@ class Service:
         self.engine.blocks.journal = self._journal
         if self._publisher is not None:
             self._publisher.open(asyncio.get_running_loop().call_soon_threadsafe)
-        erased = ErasedFile(storage.data_dir.erased_path)
+        known = storage.known
+        self.engine.clearing.keep(
+            Uncleared(storage.data_dir.uncleared_path, lambda: [row.disk for row in known.rows()])
+        )
+        erased = self._erased_file = ErasedFile(storage.data_dir.erased_path)
         if region is not None:
             reply, is_new = asyncio.get_running_loop().call_soon_threadsafe, not storage.arena.adopted
-            self._warmer = join_regions(
-                region,
+            self._warmer = region.join(
                 self.config,
                 storage.data_dir,
                 self.engine,
@@ -391,7 +421,7 @@ class Service:
                 erased,
             )
         directories = [device.path for device in storage.devices]
-        self.disks = Disks(self.engine.nvme.members, directories, storage.known, self.engine.adoption, io)
+        self.disks = Disks(self.engine.nvme.members, directories, known, self.engine.adoption, io)
         heap.freeze()  # what was imported is not searched for garbage again and again while rows come in
         self.engine.adopt()
         for tombstone in erased.known.values():  # what is adopted now is looked at, what comes later as well
@@ -526,6 +556,7 @@ class Service:
                 await asyncio.wait_for(self._stop.wait(), interval_s)
             self.engine.tick()
             self._write_budget_file.keep(self.engine.write_budget, self.engine.io)
+            self._erased_file.keep(self.engine.io, time.monotonic())
             self._presence.look()
             self.disks.look()
             self._surroundings.look()
@@ -613,9 +644,10 @@ class Service:
     # -- reload --
 
     def _asked_to_reload(self) -> None:
-        is_free = self._reloading is None or self._reloading.done()
-        if self._reread is not None and is_free and not self._stop.is_set():
-            self._reloading = self._in_background(self.settings.reload(self._reread))
+        if self._reread is not None and not self._stop.is_set():
+            asked = self._in_background(self.settings.reload(self._reread))
+            if self._reloading is None or self._reloading.done():
+                self._reloading = asked
 
     # -- stop --
 

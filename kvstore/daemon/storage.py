@@ -4,8 +4,7 @@
     NVMe directories: one device each, opened in the background, where it is the one that is known: one that hangs holds
     up nothing
 
-The daemon and `kvstore fsck --offline` open the same things; fsck makes nothing that is
-not there and never replaces an arena.
+`kvstore fsck --offline` opens the same things as they were made; it makes nothing that is not there and never replaces an arena.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from kvstore.daemon.config.sizing import plan_arena
 from kvstore.daemon.data_dir import DataDir, hold
 from kvstore.daemon.disks.known import Known
 from kvstore.daemon.last_run import LastRun
+from kvstore.door.listener import require_free
 from kvstore.index.namespaces import NamespaceRegistry
 from tiers.dram.arena import Arena, open_arena
 from tiers.errors import OpenError
@@ -66,6 +66,7 @@ def open_storage(config: Config) -> Storage:
     with ExitStack() as opened:
         data_dir = hold(config.data_dir)
         opened.callback(data_dir.close)
+        require_free(config.socket_path)
         known = Known(data_dir.disks_path, config.nvme.directories)
         devices = nvme_devices(config, known)
         _require_places([path for path in config.nvme.directories if path not in known])

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
-from kvstore.constants import DOOR_PIECE_US, MIB, NAMESPACES_MAX, PREFILL_TOKENS_PER_S_MIN, require
+from kvstore.constants import DOOR_PIECE_US, NAMESPACES_MAX
 from kvstore.door.auditing import Auditing
 from kvstore.door.clients import Clients, Slow, SlowRequests, blocks_of, why_waited
 from kvstore.door.holders import Holder, Holders, Limits
@@ -41,6 +41,7 @@ from kvstore.door.models import (
 from kvstore.door.node import Node
 from kvstore.door.rules import clear, list_rules, set_pin, set_quota, set_ttl
 from kvstore.door.turns import Turns
+from kvstore.door.windows import asking_of, find_windows
 from kvstore.engine.engine import Engine
 from kvstore.engine.prefix_warming import PrefixWarming, chain_steps, known_steps
 from kvstore.engine.sessions import Peer, ReadLease, Session
@@ -55,11 +56,11 @@ from kvstore.errors import (
     UnknownNamespace,
 )
 from kvstore.index.block import Namespace
-from kvstore.ledger.accounts import Asking
 from kvstore.ledger.latencies import Histogram
 from kvstore.ledger.recording import Recording
 from kvstore.ledger.tracing import Tracing
 from kvstore.protocol import answers, frames
+from kvstore.protocol.residency_bits import IN_DRAM
 from kvstore.security.principals import Access, Principal
 from kvstore.steps import Steps
 from tiers.checksum import pack_columns
@@ -67,11 +68,8 @@ from tiers.constants import OWNER_ANY
 from tiers.errors import TierError
 from tiers.namespace_spec import NamespaceSpec
 
-DOOR_NAMESPACES_MAX = 1024  # per process
-DOOR_NAMESPACE_BYTES_MAX = 4 * MIB  # of the fields of a process's namespaces
 DOOR_PROBLEMS_MAX = 1000  # lines of one check's answer
 RECORDINGS_MAX = 8  # under way at a time
-require(DOOR_NAMESPACES_MAX <= NAMESPACES_MAX, "one process cannot register more than there may be")
 
 log = logging.getLogger("kvstore.door")
 
@@ -177,7 +175,6 @@ class Caller:
         self._hang_up = hang_up
         self._audit = Auditing(holder.principal, door)
         self._namespaces = self.peer.namespaces
-        self._spec_bytes: dict[int, int] = {}  # of what this client said of each
         self._leases: dict[int, tuple[int, float]] = {}  # number -> bytes, since when; oldest first
         self._is_expiring = False
         self._lease_bytes = 0
@@ -364,8 +361,6 @@ class Caller:
     def _register(self, request: frames.Register) -> frames.Answer:
         for namespace in [n for n in self._namespaces.values() if n.is_ended]:
             self._let_go(namespace)
-        if self._holder.namespaces >= DOOR_NAMESPACES_MAX:
-            raise LimitExceeded(f"{DOOR_NAMESPACES_MAX} namespaces of one process are allowed")
         r = request
         try:
             columns = pack_columns(r.columns, r.record_bytes)
@@ -376,19 +371,13 @@ class Caller:
             raise LimitExceeded(
                 f"fields of {size_bytes} bytes: at most {frames.FIELDS_BYTES_MAX} are allowed"
             )
-        if self._holder.namespace_bytes + size_bytes > DOOR_NAMESPACE_BYTES_MAX:
-            raise LimitExceeded(
-                f"fields of one process's namespaces: {DOOR_NAMESPACE_BYTES_MAX} bytes are allowed together"
-            )
+        self._holder.require_room(r.digest, size_bytes)
         spec = NamespaceSpec(r.digest, r.record_bytes, r.hash_bytes, r.block_tokens, r.fields, columns)
         number = self._engine.register(spec)
         if number not in self._namespaces:
             namespace = self._namespaces[number] = self._engine.namespaces.get(number)
             self._engine.namespaces.used(namespace)
-            self._spec_bytes[number] = size_bytes
-            self._holder.namespace_bytes += size_bytes
-            self._holder.namespaces += 1
-            self._holder.registered(self.name, spec, self._api.clock())
+            self._holder.hold(spec, size_bytes, self.name, self._api.clock())
         return frames.Registered(number)
 
     def _unregister(self, request: frames.Unregister) -> frames.Answer:
@@ -400,8 +389,7 @@ class Caller:
     def _let_go(self, namespace: Namespace) -> None:
         del self._namespaces[namespace.id]
         self._engine.namespaces.let_go(namespace)
-        self._holder.namespaces -= 1
-        self._holder.namespace_bytes -= self._spec_bytes.pop(namespace.id)
+        self._holder.let_go(namespace.digest)
 
     def _list(self, r: frames.Namespaces) -> frames.Answer:
         return frames.StatusReport(self._engine.list_namespaces(min(r.skip, NAMESPACES_MAX)))
@@ -416,14 +404,7 @@ class Caller:
                 self._count(namespace, request)
             else:
                 self._known(namespace)
-        rate = request.prefill_tokens_per_s
-        asking = Asking(
-            request.ticket,
-            request.more,
-            request.tokens,
-            request.local_tokens,
-            rate if rate >= PREFILL_TOKENS_PER_S_MIN else 0.0,
-        )
+        asking = asking_of(request)
         found = yield from self._engine.find_steps(request.namespaces, request.hashes, asking)
         space = self._known(request.namespaces[0])
         asked = len(request.hashes) // space.hash_bytes
@@ -494,13 +475,14 @@ class Caller:
         session = self._session_for_lease()
         count = self._count(request.namespace, request)
         namespace = self._namespaces[request.namespace]
-        allowed = min(count, self._free_bytes() // namespace.record_bytes)  # beyond it: as without room
+        slot_bytes = self._engine.blocks.slot_bytes(namespace, IN_DRAM)
+        allowed = min(count, self._free_bytes() // slot_bytes)  # beyond it: as without room
         hashes = request.hashes[: allowed * namespace.hash_bytes]
         reserved: frames.Reserved = self._engine.reserve(
             session, request.namespace, hashes, request.parent, request.ticket
         )
         if reserved.lease:
-            self._opened(reserved.lease, sum(reserved.granted) * namespace.record_bytes)
+            self._opened(reserved.lease, sum(reserved.granted) * slot_bytes)
             if not self.attached:
                 self._api.lenders[reserved.lease] = self
         reserved.full |= allowed < count
@@ -546,7 +528,8 @@ class Caller:
         session = self._session_for_lease()
         count = self._count(request.namespace, request)
         namespace = self._namespaces[request.namespace]
-        allowed = min(count, self._free_bytes() // namespace.record_bytes)
+        slot_bytes = self._engine.blocks.slot_bytes(namespace, IN_DRAM)
+        allowed = min(count, self._free_bytes() // slot_bytes)
         if not self._holder.lease_bytes:
             allowed = max(1, allowed)  # or a record larger than the limit could never be read
         if not allowed:
@@ -558,7 +541,7 @@ class Caller:
             self._cancel_timer()
             missed = acquired.tiers.count(0)
             if acquired.lease:
-                self._opened(acquired.lease, (allowed - missed) * namespace.record_bytes)
+                self._opened(acquired.lease, (allowed - missed) * slot_bytes)
             if self._api.tracing is not None:
                 tiers = bytes(acquired.tiers)
                 self._api.tracing.acquired(request.ticket, acquired.lease, namespace, tiers, self._begun_s)
@@ -655,6 +638,9 @@ class Caller:
     def _live(self, request: frames.Live) -> Steps[frames.Answer]:
         return frames.StatusReport((yield from self._api.node.live_steps(request.minutes_since_s)))
 
+    def _report(self, r: frames.Report) -> Steps[frames.Answer]:
+        return frames.StatusReport((yield from self._api.node.totals_steps(r.since_s, r.skip, r.until_s)))
+
     def _get(self, r: frames.GetSettings) -> frames.Answer:
         return frames.StatusReport({"settings": self._api.node.settings.shown(r.name)})
 
@@ -667,7 +653,7 @@ class Caller:
         return frames.StatusReport(self._api.clients.page(self._api.clock(), r.skip))
 
     def _kill(self, r: frames.KillClient) -> frames.Answer:
-        client = self._api.clients.cut_off(r.number, self.name)
+        client = self._api.clients.cut_off(r.number, self.name, self._api.clock())
         log.warning("%s (pid %s) was cut off by %s", client["label"] or "unnamed", client["pid"], self.name)
         return frames.StatusReport(client)
 
@@ -745,6 +731,9 @@ KINDS: dict[type[Any], Kind] = {
     frames.Register: Kind(Caller._register, "read", 30),
     frames.Unregister: Kind(Caller._unregister, "write", 30),
     frames.Lookup: Kind(Caller._lookup, "read", 60, 0.02, frames.HASHES_MAX),
+    frames.Windows: Kind(
+        lambda c, r: find_windows(c._engine, r, c._count), "read", 60, 0.02, frames.HASHES_MAX
+    ),
     frames.Settle: Kind(Caller._settle, "read", 10),
     frames.Residency: Kind(Caller._residency, "read", 10, 0.01, frames.HASHES_MAX),
     frames.Prefetch: Kind(Caller._prefetch, "read", 10, 0.3, frames.HASHES_MAX),
@@ -755,9 +744,7 @@ KINDS: dict[type[Any], Kind] = {
     frames.Release: Kind(Caller._release, "read", 60),
     frames.Status: Kind(lambda c, _: frames.StatusReport(c._api.node.report()), "view", 1000),
     frames.Namespaces: Kind(Caller._list, "view", 1000),
-    frames.Report: Kind(
-        lambda c, r: frames.StatusReport(c._api.node.totals(r.since_s, r.skip, r.until_s)), "view", 2000
-    ),
+    frames.Report: Kind(Caller._report, "view", 2000),
     frames.Explain: Kind(Caller._explain, "view", 100, 0.05, frames.HASHES_MAX),
     frames.Check: Kind(Caller._check, "admin", 100),
     frames.SetPin: Kind(lambda c, r: set_pin(c._engine, r), "admin", 200),

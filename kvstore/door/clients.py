@@ -67,12 +67,12 @@ class Clients:
         shown = [client.listed(now_s) for client in islice(self, skip, skip + CLIENTS_REPORTED_MAX)]
         return {"clients": shown, "clients_left": max(0, len(self._by_number) - skip - len(shown))}
 
-    def cut_off(self, number: int, by: str) -> answers.Client:
+    def cut_off(self, number: int, by: str, now_s: float) -> answers.Client:
         """Hang up on one: who it was. Raises NotFound."""
         client = self._by_number.get(number)
         if client is None:
             raise NotFound(f"client {number}: not connected; `kvstore clients` lists those that are")
-        line = client.listed(client.peer.since_s)
+        line = client.listed(now_s)
         client.cut_off(CutOff(f"ended by {by}"))
         return line
 

@@ -13,15 +13,19 @@ import logging
 import os
 from typing import NamedTuple
 
-from kvstore.constants import DOOR_PROCESS_LEASE_SHARE_MAX, DOOR_SLOW_S
-from kvstore.errors import TooManyConnections
+from kvstore.constants import DOOR_PROCESS_LEASE_SHARE_MAX, DOOR_SLOW_S, MIB, NAMESPACES_MAX, require
+from kvstore.errors import LimitExceeded, TooManyConnections
 from kvstore.security.principals import Principal
 from kvstore.units import format_bytes
 from tiers.checksum import column_sizes
 from tiers.namespace_spec import NamespaceSpec
 
 DOOR_PROCESS_CONNECTIONS_MAX = 128  # of one process: an engine that leaks them must not lock others out
+DOOR_NAMESPACES_MAX = 1024  # of one process
+DOOR_NAMESPACE_BYTES_MAX = 4 * MIB  # of the fields of a process's namespaces
 DOOR_LEASE_S_MAX = 600.0  # a client that holds a lease for longer hangs: the lease is taken back
+
+require(DOOR_NAMESPACES_MAX <= NAMESPACES_MAX, "one process cannot register more than there may be")
 
 log = logging.getLogger("kvstore.door")
 
@@ -65,15 +69,29 @@ class Holder:
         self.principal = principal
         self.salt = salt
         self.connections = 0
-        self.namespaces = 0
-        self.namespace_bytes = 0  # of what it said of them
+        self._namespaces: dict[
+            bytes, list[int]
+        ] = {}  # by digest: connections, and bytes of what was said of it
         self.lease_bytes = 0
         self.requests = 0
         self._engine = ""  # the caller that registered its first namespace
         self._since_s = 0.0
 
-    def registered(self, name: str, spec: NamespaceSpec, now_s: float) -> None:
-        """A namespace of one of its callers, `name`, is known now."""
+    def require_room(self, digest: bytes, size_bytes: int) -> None:
+        """Raises LimitExceeded where it may not register this namespace, of so many bytes of fields, beside those that
+        it has. One that another connection of it has costs nothing."""
+        if digest in self._namespaces:
+            return
+        if len(self._namespaces) >= DOOR_NAMESPACES_MAX:
+            raise LimitExceeded(f"{DOOR_NAMESPACES_MAX} namespaces of one process are allowed")
+        if sum(held for _, held in self._namespaces.values()) + size_bytes > DOOR_NAMESPACE_BYTES_MAX:
+            raise LimitExceeded(
+                f"fields of one process's namespaces: {DOOR_NAMESPACE_BYTES_MAX} bytes are allowed together"
+            )
+
+    def hold(self, spec: NamespaceSpec, size_bytes: int, name: str, now_s: float) -> None:
+        """A connection of it, of the caller `name`, has registered this namespace."""
+        self._namespaces.setdefault(spec.digest, [0, size_bytes])[0] += 1
         if self._engine:
             return
         self._engine, self._since_s = name, now_s
@@ -88,6 +106,13 @@ class Holder:
                 "columns": len(column_sizes(spec.columns, spec.record_bytes)),
             },
         )
+
+    def let_go(self, digest: bytes) -> None:
+        """A connection of it has this namespace no more."""
+        held = self._namespaces[digest]
+        held[0] -= 1
+        if not held[0]:
+            del self._namespaces[digest]
 
     def left(self, now_s: float) -> None:
         """Its last connection is gone."""

@@ -102,6 +102,12 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(directory_fd)
 
 
+def require_free(path: Path) -> None:
+    """So that a start that cannot have its socket takes no memory, and joins no region. Raises SocketBusy, SocketPathError."""
+    with contextlib.suppress(OSError), _locked(path):  # else it is said when the socket is made
+        _remove_dead(path)
+
+
 def _remove_dead(path: Path) -> None:
     """Raises SocketBusy, SocketPathError, with whatever is there left alone."""
     try:

@@ -43,7 +43,7 @@ class Node(Protocol):
     def report(self) -> answers.Status:
         """The answer to Status."""
 
-    def totals(self, since_s: float, skip: int, until_s: float) -> answers.Report:
+    def totals_steps(self, since_s: float, skip: int, until_s: float) -> Steps[answers.Report]:
         """The answer to Report."""
 
     def live_steps(self, minutes_since_s: float) -> Steps[answers.Live]:

@@ -65,7 +65,7 @@ DOOR_FRAMES_BYTES_MAX = 32 * MIB  # frames larger than one read, all connections
 DOOR_UNREAD_BYTES_MAX = 16 * MIB  # answers that are not read, all connections together
 require(DOOR_STALLED_S_MAX > DOOR_HELLO_TIMEOUT_S > 0, "a greeting is the shortest thing to wait for")
 require(DOOR_STALLED_S_MAX >= DOOR_STALLED_S_PRESSED, "pressed is shorter")
-require(DOOR_FRAMES_BYTES_MAX >= 8 * MIB, "there is room for two frames of 4 MiB")
+require(DOOR_FRAMES_BYTES_MAX >= 2 * frames.FRAME_BYTES_MAX, "there is room for two of the largest frames")
 
 log = logging.getLogger("kvstore.door")
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import xxhash
 
 # Prefixes that are counted, 16 bytes each, and how many share a set.
 DEMAND_PLACES, DEMAND_SET_PLACES = (1 << 20, 8)
+
+DEMAND_PART_BYTES = 64 << 10  # of a snapshot, copied at a time: a few microseconds
 
 _MAGIC = b"KVDEMND1"
 _HEAD = struct.Struct("<8sQ16s")
@@ -57,9 +59,21 @@ class Demand:
 
     def snapshot(self) -> bytes:
         """For `restore`."""
-        tables = (self._names, self.count, self._asked_s, self.kept_until_s)
-        body = b"".join(table.tobytes() for table in tables)
-        return _HEAD.pack(_MAGIC, len(self._names), xxhash.xxh3_128_digest(body)) + body
+        parts = [content for _, content in self.parts()]
+        return b"".join([parts[-1], *parts[:-1]])
+
+    def parts(self) -> Iterator[tuple[int, bytes]]:
+        """A snapshot in small parts, each with where it begins; the head comes last. Prefixes that are asked for between two
+        parts may be in it with the count of another one."""
+        digest, at = xxhash.xxh3_128(), _HEAD.size
+        for table in (self._names, self.count, self._asked_s, self.kept_until_s):
+            with memoryview(table) as view, view.cast("B") as held:
+                for start in range(0, len(held), DEMAND_PART_BYTES):
+                    part = bytes(held[start : start + DEMAND_PART_BYTES])
+                    digest.update(part)
+                    yield at, part
+                    at += len(part)
+        yield 0, _HEAD.pack(_MAGIC, len(self._names), digest.digest())
 
     @property
     def snapshot_bytes(self) -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kvstore.durable.demand import Demand
 from kvstore.io_pool import Io
-from tiers.files import replace_file
-from tiers.reading import Unreadable, read_bytes
+from tiers.files import replace_in_parts
+from tiers.reading import Unreadable, read_bytes, require_damaged
 
 DEMAND_SAVE_INTERVAL_S = 300.0  # what a kill may lose of the counts
 
@@ -27,11 +27,12 @@ class DemandFile:
         self._writing = threading.Lock()  # what is newer is written later
 
     def open(self) -> None:
-        """Go on from what an earlier daemon knew. Blocks on the disk."""
+        """Go on from what an earlier daemon knew. Blocks on the disk. Raises OpenError."""
         try:
             if not self._demand.restore(read_bytes(self._path, self._demand.snapshot_bytes)):
                 log.warning("demand begins anew: %s: not what this version writes", self._path)
         except Unreadable as error:
+            require_damaged(error)
             if not error.is_missing:
                 log.warning("demand begins anew: %s", error)
 
@@ -50,6 +51,6 @@ class DemandFile:
         """Blocks on the disk. Never raises."""
         try:
             with self._writing:
-                replace_file(self._path, self._demand.snapshot())
+                replace_in_parts(self._path, self._demand.parts())
         except OSError as error:
             log.warning("demand is not saved: %s: %s", self._path, error)

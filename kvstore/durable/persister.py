@@ -13,16 +13,17 @@ Serving comes first: packs are built at a bounded rate, few at once, and one at 
 Of prompts that begin alike, the next one waits for the pack under way: what they share is packed once. Nothing else
 waits for a pack, and what cannot be put is tried again when it is asked for again.
 
-Blocks under a TTL are not persisted: a bucket does not forget them in time.
+Blocks under a TTL are not persisted, also where it was set while they waited: a bucket does not forget them in time.
 
 Invariant: blocks being read are pinned once by this object, and by nothing longer than the read.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count as numbers
 from typing import NamedTuple, Protocol
 
 from kvstore.constants import PERSIST_CANDIDATES_MAX, PERSIST_JOBS_MAX
@@ -134,7 +135,11 @@ class Persister:
         self._clock = clock
         self._wall_clock = wall_clock = persisting.clock or wall_clock
         self.asks = Asks(persisting.demand, persisting.rule, self._durable, self._weight, Traffic(wall_clock))
-        self._candidates: OrderedDict[tuple[int, bytes], Candidate] = OrderedDict()
+        self._candidates: dict[tuple[int, bytes], Candidate] = {}
+        self._due: list[
+            tuple[float, int, Candidate]
+        ] = []  # a heap: when each of them is, in the order in which they came
+        self._numbers = numbers()
         self._jobs: dict[Candidate, Sequence[Block]] = {}  # under way, and what each has pinned
         self._next_s = 0.0
         self._room = PackRoom()
@@ -190,9 +195,23 @@ class Persister:
         if candidate.name in self._candidates:
             return
         if len(self._candidates) >= PERSIST_CANDIDATES_MAX:
-            self._candidates.popitem(last=False)
+            self._take_first()
             self._counters.persist_given_up += 1
+        self._wait(candidate)
+
+    def _wait(self, candidate: Candidate) -> None:
         self._candidates[candidate.name] = candidate
+        heappush(self._due, (candidate.due_s, next(self._numbers), candidate))
+
+    def _first(self) -> Candidate:
+        """The one that is due first."""
+        while self._candidates.get(self._due[0][2].name) is not self._due[0][2]:
+            heappop(self._due)  # it waits no more
+        return self._due[0][2]
+
+    def _take_first(self) -> None:
+        del self._candidates[self._first().name]
+        heappop(self._due)
 
     def _durable(self, namespace: Namespace, hashes: bytes) -> int:
         return self._bucket.held(namespace, hashes, 0)
@@ -211,13 +230,16 @@ class Persister:
                 return
             now_s = self._clock()
             jobs_max = 1 if self._loads_waiting() else PERSIST_JOBS_MAX
-            name, candidate = next(iter(self._candidates.items()))
+            candidate = self._first()
             if len(self._jobs) >= jobs_max or now_s < max(self._next_s, candidate.due_s):
                 return
-            del self._candidates[name]
+            self._take_first()
+            if self._residency.expiry.covers(candidate.namespace):
+                continue  # it has a TTL by now
             candidate.start = self._bucket.held(candidate.namespace, candidate.hashes, 0)
             if any(job.first == candidate.first for job in self._jobs):
-                self._candidates[name] = candidate  # last: a prompt that begins alike brings this part
+                candidate.due_s = now_s  # behind all that are: a prompt that begins alike brings this part
+                self._wait(candidate)
             elif run := self._next_run(candidate):
                 size_bytes = len(run) * candidate.namespace.record_bytes
                 self._next_s = max(now_s, self._next_s) + size_bytes / self._bytes_per_s
@@ -255,7 +277,7 @@ class Persister:
             self._counters.persist_given_up += 1
             return
         candidate.due_s = self._clock() + PERSIST_DELAY_S * 2**candidate.tries
-        self._candidates[candidate.name] = candidate
+        self._wait(candidate)
 
     def _read(self, candidate: Candidate, run: Sequence[Block]) -> None:
         self._jobs[candidate] = run
@@ -272,10 +294,15 @@ class Persister:
         """records: None if one of them could not be read."""
         self._jobs[candidate] = ()
         self._residency.unpin(*run)
+        namespace, above = candidate.namespace, run[0].parent
+        if self._residency.expiry.covers(namespace):
+            del self._jobs[candidate]
+            self._room.give_back(memory)
+            self.pump()
+            return
         if records is None:
             self._put(candidate, memory, False)
             return
-        namespace, above = candidate.namespace, run[0].parent
         hashes = b"".join(block.hash for block in run)
         header = PackHeader(
             namespace.spec, above.hash if above is not None else b"", hashes, b"".join(records.checksums)
@@ -298,8 +325,7 @@ class Persister:
             self._counters.packs_persisted += 1
             self._counters.persisted_bytes += size_bytes
             candidate.tries, candidate.due_s = 0, 0.0
-            self._candidates[candidate.name] = candidate
-            self._candidates.move_to_end(candidate.name, last=False)
+            self._wait(candidate)
         else:
             self._counters.persist_failed += 1
             self._again(candidate)

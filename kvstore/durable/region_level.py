@@ -33,9 +33,7 @@ from tiers.together import together
 
 REGION_CLOSE_S = 2.0  # at a stop, for requests under way
 NOT_JOINED = "not_joined"
-NOT_JOINED_FIX = (
-    "credentials? network? kvstore region ls asks by itself; it is tried again, and DRAM and NVMe serve"
-)
+NOT_JOINED_FIX = "credentials? network? its mount? kvstore region ls tries the same from a shell; it is tried again, and DRAM and NVMe serve"
 
 log = logging.getLogger("kvstore.durable.region_level")
 

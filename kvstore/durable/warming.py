@@ -128,7 +128,7 @@ class Warming:
 
     async def _how_far(self, told: Sequence[NodeErased]) -> list[NodeErased]:
         """With tombstones, where this is what was told last."""
-        tombstones = self._node.erasure.swept[-NODE_ERASED_MAX:]
+        tombstones = sorted(self._node.erasure.swept, key=lambda one: one.serial)[-NODE_ERASED_MAX:]
         done = {(one.tombstone, one.serial) for one in told if one.is_done}
         if all((one.id, one.serial) in done for one in tombstones):
             return list(told)

@@ -25,7 +25,7 @@ from kvstore.constants import DAY_S, HOUR_S
 
 _MONTH_S = 365.25 / 12 * DAY_S
 _GB = 1e9
-LONGEST_S = 10 * 365 * DAY_S
+LONGEST_S = 10 * 365 * DAY_S  # that anything is kept: times fit into 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,4 +101,8 @@ class Cost:
         return (block.size_bytes / _GB * (storage + prices.copy_gb) + requests) / saved
 
     def keep_s(self, count: float, least: float) -> float:
-        return max(0.0, self.half_life_s * math.log2(count / least)) if least else LONGEST_S
+        if count <= least:
+            return 0.0
+        return (
+            min(LONGEST_S, self.half_life_s * (math.log2(count) - math.log2(least))) if least else LONGEST_S
+        )

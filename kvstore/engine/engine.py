@@ -153,9 +153,10 @@ class Engine(Parts):
         self.blocks.expiry.rows = partial(stored_times, self.blocks, io)
         self.retention = Retention(self.blocks, self.eviction, namespaces, io, clock, wall_clock, rules)
         self.holdings = Holdings(namespaces, self.blocks.quotas, self.background)
-        self.adoption = Adoption(self.blocks, namespaces, self.writer.changed, self.retention.adopted)
+        self.adoption = Adoption(self.blocks, namespaces, self.writer.changed, self.retention.adopted, clock)
         self.erasing = Erasing(self.blocks, namespaces, lambda: self.adoption.done)
         self.clearing = self._clearing()
+        self.erasing.erased = lambda namespace: self.clearing.forget_rows([namespace.digest])
 
     def _persister(self, persisting: Persisting, wall_clock: Callable[[], float]) -> Persister:
         rate = self.lookups.break_even.rate
@@ -171,11 +172,7 @@ class Engine(Parts):
 
     def _clearing(self) -> Clearing:
         return Clearing(
-            self.blocks,
-            self.namespaces,
-            lambda: not self.adoption.done,
-            lambda: self.retention.is_behind,
-            self.clock,
+            self.blocks, self.namespaces, self.adoption, lambda: self.retention.is_behind, self.io, self.clock
         )
 
     # -- sessions --
@@ -275,7 +272,7 @@ class Engine(Parts):
         spaces = [self.namespaces.get(number) for number in namespaces]
         rate = self.lookups.break_even.rate(spaces[0], asking)
         self.accounts.book(spaces, hashes, found, asking._replace(prefill_tokens_per_s=rate))
-        if self.persister is not None:
+        if self.persister is not None and asking.lasting:
             self.persister.asked(spaces, hashes, asking.ticket)
 
     def settle(self, ticket: int, tokens: int, number: int, block_hash: bytes) -> None:
@@ -298,12 +295,16 @@ class Engine(Parts):
         judged = hashes[: (found.usable + 1) * spaces[0].hash_bytes] if leading else hashes
         return places, (yield from self.accounts.judge_steps(spaces, judged, found)), load_s
 
-    def report(self, since_s: float, skip: int = 0, until_s: float = math.inf) -> answers.EngineReport:
+    def report_steps(
+        self, since_s: float, skip: int = 0, until_s: float = math.inf
+    ) -> Steps[answers.EngineReport]:
         """Totals of this time, REPORT_ROWS_MAX rows after the first `skip`; see `kvstore.ledger.totals`."""
-        rows, begin_s, end_s = self.accounts.totals.span(since_s, until_s, self.accounts.wall_clock())
+        totals, now_s = self.accounts.totals, self.accounts.wall_clock()
+        rows, begin_s, end_s = yield from totals.span_steps(since_s, until_s, now_s)
         page = fitting(rows[skip : skip + REPORT_ROWS_MAX], total_bytes, REPORT_ROWS_BYTES)
+        yield
         return {
-            "region": self.accounts.totals.region,
+            "region": totals.region,
             "since_s": begin_s,
             "until_s": end_s,
             "rows": [row.as_dict() for row in page],
@@ -393,7 +394,7 @@ class Engine(Parts):
         namespace, size = lease.namespace, lease.namespace.hash_bytes
         start = next(at for at, block in enumerate(found) if block is None or not block.where & IN_ANY)
         for source in self.loader.shared:
-            end = source.level.held(namespace, hashes, start) if source.loads.closed else start
+            end = source.held(namespace, hashes, start) if source.loads.closed else start
             for position in range(start, end):
                 block = found[position]
                 if block is not None and block.where & IN_ANY:
@@ -443,8 +444,7 @@ class Engine(Parts):
         held = [block for block in known[:end] if block is not None and block.where & IN_ANY]
         blocks = self.blocks
         if blocks.expiry:
-            for block in blocks.expiry.over(held):  # its bytes are offered again: as if stored now
-                blocks.expiry.stored(block)
+            blocks.renewed(blocks.expiry.over(held))
         blocks.touched(held, prompt, now_s)
         blocks.settle(*held)  # policies have outdated entries of those among them that may leave
         blocks.writes.offer_again(held)
@@ -579,7 +579,7 @@ class Engine(Parts):
                 log.info("cleared by hand", extra=cleared._asdict())
             done({"namespaces": digests, **cleared._asdict()})
 
-        self.clearing.clear(spaces, block_hash, dry, answer)
+        self.clearing.clear(spaces, block_hash, everything, dry, answer)
 
     def prefixes_steps(self, selector: str, beginning: str) -> Steps[list[str]]:
         """Block hashes in hex that begin so; see `kvstore.commands.prefix_names`. Raises NotFound."""
@@ -606,8 +606,8 @@ class Engine(Parts):
         self.holdings.tick(self.clock())
         self.writer.tick()
         self.loader.feed()
-        self._save_names()
-        self.accounts.save(self.io, self.clock())
+        self.namespaces.keep(self.io, self.clock())
+        self.accounts.save(self.io, self.clock(), self.blocks.background)
         self.background.step()
 
     def _sweep_steps(self) -> Steps[None]:
@@ -630,12 +630,6 @@ class Engine(Parts):
                 source.speed.drop()
                 self.loader.give_up(source)
         self.writer.changed()
-
-    def _save_names(self) -> None:
-        """One write at a time: all go through the same temporary file."""
-        names = None if self.namespaces.saving else self.namespaces.snapshot()
-        if names is not None:
-            self.io.submit(lambda: self.namespaces.save(names), self.namespaces.saved, failed=False)
 
     def adopt(self) -> None:
         """Start from what the levels hold, once, before the first session. Devices are read in the background."""

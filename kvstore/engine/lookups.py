@@ -79,10 +79,7 @@ class Lookups:
         for namespace in namespaces:
             owned = forest.rooted_prefix(namespace, hashes, owned)
             if namespace.hidden:
-                owned = forest.shown(
-                    namespace,
-                    forest.split_hashes(hashes[: owned * namespace.hash_bytes], namespace.hash_bytes),
-                )
+                owned = yield from forest.shown_steps(namespace, hashes, owned)
         live = owned
         if self._residency.expiry:
             for namespace in namespaces:
@@ -151,7 +148,7 @@ class Lookups:
         """The shared level that has the first block that was not used, if one has it, was too slow."""
         size = namespace.hash_bytes
         for source in self._shared:
-            if source.loads.closed and source.level.held(namespace, hashes, start) > start:
+            if source.loads.closed and source.held(namespace, hashes, start) > start:
                 key = namespace.digest + hashes[start * size : (start + 1) * size]
                 source.refuse(key, namespace.record_bytes)
                 return
@@ -161,7 +158,7 @@ class Lookups:
         end, ends = owned, []
         for source in self._shared:
             if source.loads.closed and end * asked.namespaces[0].hash_bytes < len(asked.hashes):
-                further = min(source.level.held(n, asked.hashes, end) for n in asked.namespaces)
+                further = min(source.held(n, asked.hashes, end) for n in asked.namespaces)
                 if further > end:
                     end = further
                     ends.append(SharedEnd(source, end))
@@ -247,7 +244,7 @@ class Lookups:
             if start >= held:
                 break
             if source.loads.closed:
-                end = min(held, source.level.held(namespace, hashes, start))
+                end = min(held, source.held(namespace, hashes, start))
                 for position in range(start, end):
                     found.append(Slow(position, source, namespace.record_bytes))
                     if len(found) % STEP_BLOCKS == 0:

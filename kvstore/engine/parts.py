@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvstore.commands.clearing import Clearing
 from kvstore.commands.retention_commands import Retention
 from kvstore.durable.persister import Persister
+from kvstore.engine.lookups import Lookups
 from kvstore.engine.sessions import Session
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.index.prompts import Prompts
@@ -34,6 +35,7 @@ class Parts:
     sessions: list[Session]
     blocks: Residency
     models: Models
+    lookups: Lookups
     loader: Loader
     writer: Writer
     verifier: Verifier

@@ -27,6 +27,7 @@ import zmq
 from kvstore.constants import EVENTS_BEAT_S, EVENTS_SLICE_PAUSE_S, require
 from kvstore.errors import StartError
 from kvstore.events.answers import Answer, Ask, FullState, Replay, Slices
+from kvstore.events.guests import GUESTS_LOOK_S, Guests
 from kvstore.events.journal import Journal, Taken
 from kvstore.events.stream import Stream, Writer
 from kvstore.events.wire import END, SEQUENCE_BYTES, Frames, HashForm
@@ -36,7 +37,7 @@ EVENTS_QUEUED_MAX = 1000  # messages that wait for one subscriber that does not 
 EVENTS_ANSWERS_MAX = 64  # under way; further requests are not read before there is room
 EVENTS_STALLED_S = 10.0  # in which a peer takes nothing of its answer: the rest of it is dropped
 EVENTS_TURN_MESSAGES = 64  # of an answer, before others get their turn
-EVENTS_REQUEST_BYTES_MAX = 1024
+EVENTS_REQUEST_BYTES_MAX = 1024  # of a request, or of a subscription
 EVENTS_CLOSE_S = 2.0  # at a stop, for what is not sent yet
 require(EVENTS_SLICE_PAUSE_S < EVENTS_BEAT_S < EVENTS_STALLED_S, "a slow answer is not a stalled one")
 
@@ -74,6 +75,7 @@ class Publisher:
         self._context = zmq.Context()
         self._pub = self._context.socket(zmq.PUB)
         self._router = self._context.socket(zmq.ROUTER) if settings.replay_endpoint else None
+        self._guests: list[Guests] = []
         writer = Writer(settings.hash_form, wall_clock)
         self._stream = Stream(
             writer, settings.topic, settings.replay_bytes, int(wall_clock() * 1e6), self._send
@@ -97,7 +99,6 @@ class Publisher:
             if self._router is not None:
                 self._router.set_hwm(EVENTS_QUEUED_MAX)
                 self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full queue is an error, not a loss
-                self._router.setsockopt(zmq.MAXMSGSIZE, EVENTS_REQUEST_BYTES_MAX)
                 self._place(self._router, "replay_endpoint", self._settings.replay_endpoint, False)
         except StartError:
             self._end()
@@ -106,6 +107,7 @@ class Publisher:
 
     def _place(self, socket: zmq.Socket[bytes], key: str, endpoint: str, connects: bool) -> None:
         socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+        socket.setsockopt(zmq.MAXMSGSIZE, EVENTS_REQUEST_BYTES_MAX)
         try:
             if connects:
                 socket.connect(endpoint)
@@ -114,13 +116,17 @@ class Publisher:
                 raise StartError(
                     f"events.{key} {endpoint}: something else lies there; remove it, or take another path"
                 )
+            if endpoint.startswith("tcp://"):
+                self._guests.append(Guests(socket))
             socket.bind(endpoint)
         except (OSError, zmq.ZMQError) as error:
             raise StartError(f"events.{key} {endpoint}: cannot be had: {error.strerror}") from error
 
     def pass_on(self) -> None:
-        """Hand over what happened, if what was handed over before is published."""
-        if self._handed == self._done and not self.failure and (taken := self._journal.take()) is not None:
+        """Hand over what happened, if what was handed over before is published. After a failure nobody wants it."""
+        if self.failure:
+            self._journal.take()
+        elif self._handed == self._done and (taken := self._journal.take()) is not None:
             self._handed += 1
             self._inbox.append(taken)
             self._wake()
@@ -178,12 +184,16 @@ class Publisher:
                 self._stream.beat()
                 beat_s = now_s + EVENTS_BEAT_S
             goes_on = self._answer(now_s)
-            self._wait(0.0 if goes_on else EVENTS_SLICE_PAUSE_S if self._answers else beat_s - now_s)
+            rest_s = EVENTS_SLICE_PAUSE_S if self._answers else beat_s - now_s
+            if [guests for guests in self._guests if guests.look()]:
+                rest_s = min(rest_s, GUESTS_LOOK_S)
+            self._wait(0.0 if goes_on else rest_s)
 
     def _wait(self, timeout_s: float) -> None:
         """Until something is to be done; read what was asked."""
         poller = zmq.Poller()
-        poller.register(self._wakeup, zmq.POLLIN)
+        for one in (self._wakeup, *(guests.news for guests in self._guests)):
+            poller.register(one, zmq.POLLIN)
         if self._router is not None and len(self._answers) < EVENTS_ANSWERS_MAX:
             poller.register(self._router, zmq.POLLIN)
         found = dict(poller.poll(max(0, round(timeout_s * 1000))))
@@ -257,6 +267,8 @@ class Publisher:
         os.eventfd_write(self._wakeup, 1)
 
     def _end(self) -> None:
+        for guests in self._guests:
+            guests.close()
         self._pub.close(linger=round(EVENTS_CLOSE_S * 500))
         if self._router is not None:
             self._router.close(linger=0)

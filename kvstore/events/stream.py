@@ -10,8 +10,8 @@ that no life goes on where an earlier one ended: who followed that one sees a ga
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -47,7 +47,7 @@ class Writer:
         self._wall_clock = wall_clock
         self._encoder = msgspec.msgpack.Encoder()
 
-    def batches(self, changes: Sequence[Change]) -> Iterator[bytes]:
+    def batches(self, changes: Iterable[Change]) -> Iterator[bytes]:
         """These changes in their order, neighbours that say the same of one tier in one event."""
         events: list[Event] = []
         blocks = 0
@@ -80,7 +80,12 @@ class Writer:
         return BlockRemoved(hashes, MEDIUMS[bit], group_idx, LOCALITY, owner)
 
 
-def _joined(changes: Sequence[Change]) -> Iterator[Change]:
+def _taken_out(changes: deque[Change]) -> Iterator[Change]:
+    while changes:
+        yield changes.popleft()
+
+
+def _joined(changes: Iterable[Change]) -> Iterator[Change]:
     """Neighbours of one kind, tier and namespace together, up to EVENTS_BATCH_BLOCKS."""
     last: Change | None = None
     for change in changes:
@@ -119,13 +124,12 @@ class Stream:
         if taken.is_after_gap:
             self.next += 1
             self.gaps += 1
-        for payload in self.writer.batches(taken.changes):
+        blocks = sum(len(change.hashes) for change in taken.changes)
+        stored = sum(len(change.hashes) for change in taken.changes if change.is_stored)
+        for payload in self.writer.batches(_taken_out(taken.changes)):
             self._publish(payload)
-        for change in taken.changes:
-            if change.is_stored:
-                self.stored += len(change.hashes)
-            else:
-                self.removed += len(change.hashes)
+        self.stored += stored
+        self.removed += blocks - stored
 
     def beat(self) -> None:
         """A batch without events: who missed the one before sees it now."""

@@ -45,11 +45,13 @@ Spent = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 class Ledger(msgspec.Struct):
     """spent: (when at the latest, bytes). ahead_bytes: to be spent later, at most. written_bytes: spent by
-    this daemon until now."""
+    this daemon until now. On disk times are of the wall clock, which was so far ahead of the machine's own in that boot."""
 
     spent: list[tuple[float, Spent]]
     ahead_bytes: Spent
     written_bytes: int = 0
+    boot_id: str = ""
+    wall_ahead_s: float = 0.0
 
 
 class WriteBudget:
@@ -108,7 +110,7 @@ class WriteBudget:
         self._promised_bytes -= size_bytes
 
     def wrote(self, size_bytes: int, was_promised: bool = True) -> None:
-        """So many bytes are on NVMe now."""
+        """So many bytes were written to NVMe, or may have been."""
         if self.limited:
             self._promised_bytes -= size_bytes * was_promised
             now_s = self._clock()

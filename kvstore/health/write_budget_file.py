@@ -5,8 +5,9 @@
 What is written ahead counts as spent after a kill, whether it was or not; after a clean stop it is
 what really was. So the next daemon never knows of less than went to the disk.
 
-`write_budget.json` in the data directory: times are those of the wall clock, and replaced whole. One
-that cannot be read counts as a day's budget spent; it is put aside.
+`write_budget.json` in the data directory: times are those of the wall clock, and replaced whole. A start in the same boot goes by
+the machine's own clock, so that a wall clock that is set forward gives no second budget. A file
+that is damaged counts as a day's budget spent; it is put aside.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import msgspec
 from kvstore.constants import MIB
 from kvstore.health.write_budget import Ledger, WriteBudget
 from kvstore.io_pool import Io
+from kvstore.retention.clock import boot_id
 from tiers.files import replace_file
-from tiers.reading import Unreadable, read_json
+from tiers.reading import Unreadable, read_json, require_damaged
 
 WRITE_BUDGET_FILE_BYTES_MAX = 1 * MIB  # of a day, by the hour: a few KB
 
@@ -38,15 +40,18 @@ class WriteBudgetFile:
         path: Path,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        boot: str | None = None,
     ) -> None:
+        """boot: the identity of this boot of the machine, where it is not to be looked up."""
+        self._boot = boot_id() if boot is None else boot
         self._path = path
         self._clock = clock
         self._wall_clock = wall_clock
         self._writing = False
-        self._failed = False  # the last time; logged once
+        self.problem = ""  # why it could not be written the last time; logged once
 
     def open(self, bytes_per_day: int) -> WriteBudget:
-        """The budget, less what earlier daemons spent of it. Blocks on the disk."""
+        """The budget, less what earlier daemons spent of it. Blocks on the disk. Raises OpenError."""
         spent = self._read(bytes_per_day) if bytes_per_day else []
         write_budget = WriteBudget(bytes_per_day, self._clock, spent, is_kept=True)
         if bytes_per_day:
@@ -77,30 +82,34 @@ class WriteBudgetFile:
             write_budget.kept(ledger)
 
     def _write(self, ledger: Ledger) -> bool:
-        offset_s = self._wall_clock() - self._clock()
-        spent = [(at_s + offset_s, size_bytes) for at_s, size_bytes in ledger.spent]
-        content = msgspec.json.encode(msgspec.structs.replace(ledger, spent=spent))
+        ahead_s = self._wall_clock() - self._clock()
+        spent = [(at_s + ahead_s, size_bytes) for at_s, size_bytes in ledger.spent]
+        kept = msgspec.structs.replace(ledger, spent=spent, boot_id=self._boot, wall_ahead_s=ahead_s)
+        content = msgspec.json.encode(kept)
         try:
             replace_file(self._path, content)
         except OSError as error:
-            if not self._failed:
+            if not self.problem:
                 log.warning("nothing is written to NVMe while this file cannot be: %s: %s", self._path, error)
-            self._failed = True
+            self.problem = error.strerror or str(error)
             return False
-        self._failed = False
+        self.problem = ""
         return True
 
     def _read(self, bytes_per_day: int) -> list[tuple[float, int]]:
         """What was spent, and when at the latest."""
-        now_s, wall_s = self._clock(), self._wall_clock()
+        now_s = self._clock()
         try:
             ledger = read_json(self._path, WRITE_BUDGET_FILE_BYTES_MAX, Ledger)
         except Unreadable as error:
             if error.is_missing:
                 return []
+            require_damaged(error)
             log.warning("what was written to NVMe is not known: nothing is for a day: %s", error)
             with suppress(OSError):
                 self._path.replace(self._path.with_suffix(".unreadable"))
             return [(now_s, bytes_per_day)]
-        spent = [(now_s + min(0.0, at_s - wall_s), size_bytes) for at_s, size_bytes in ledger.spent]
+        is_same_boot = ledger.boot_id == self._boot != ""
+        ahead_s = ledger.wall_ahead_s if is_same_boot else self._wall_clock() - now_s
+        spent = [(min(now_s, at_s - ahead_s), size_bytes) for at_s, size_bytes in ledger.spent]
         return [*spent, (now_s, ledger.ahead_bytes)]

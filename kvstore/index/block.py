@@ -12,7 +12,8 @@ Invariants (proven by `forest.check`):
 * rooted(b) ⇔ some level holds b, and b is a first block or rooted(parent(b));
   so rooted is monotone along a chain, and a lookup may search it by halves;
   but for children of the blocks in `Namespace.stale`: those are still to be updated (see `kvstore.index.forest`);
-* a ghost has children; where there are several, they are counted by level;
+* a ghost has children, but for those in `Namespace.unneeded`; where there are several, they are counted by level;
+* a held block without a parent is a first block, but for those in `Namespace.hanging`: these are not rooted;
 * pins > 0 means that the bytes are in use: no policy may choose the block as a victim.
 
 There are millions of these, so a block is 64 bytes: a struct without a garbage collector's
@@ -32,6 +33,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from kvstore.index.climbs import Climbs
 from kvstore.index.stretch import Stretch
 from kvstore.index.table import BlockTable
 from kvstore.protocol import answers
@@ -217,12 +219,15 @@ class Namespace:
     __slots__ = (
         "asked_blocks",
         "blocks",
+        "climbs",
         "column_count",
         "columns",
         "digest",
         "erasures",
+        "hanging",
         "hash_bytes",
         "hidden",
+        "hidden_climbs",
         "hit_blocks",
         "id",
         "incoming",
@@ -233,6 +238,7 @@ class Namespace:
         "slot_bytes",
         "spec",
         "stale",
+        "unneeded",
         "users",
         "writing",
     )
@@ -256,6 +262,11 @@ class Namespace:
         self.writing: set[bytes] = set()  # reserved and not yet committed
         # Blocks that changed ROOTED, whose children are still to be updated, the latest last.
         self.stale: dict[bytes, tuple[Block, Iterator[Block]]] = {}
+        # Blocks that came below a long chain, and the hash before each: whether that hangs on the block itself is still to be found.
+        self.hanging: dict[bytes, tuple[Block, bytes]] = {}
+        self.unneeded: dict[bytes, Block] = {}  # ghosts that nothing hangs on any more, still to be forgotten
+        self.climbs = Climbs[Block]()  # to first blocks
+        self.hidden_climbs = Climbs[Block]()  # to what is hidden
         self.incoming = 0  # blocks that are not here, and on their way from a shared level
         self.asked_blocks = 0  # of lookups whose first namespace this is …
         self.hit_blocks = 0  # … and what they found
@@ -270,8 +281,14 @@ class Namespace:
         """Whether nothing is here, and nothing is on its way."""
         return not (self.blocks or self.writing or self.incoming)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether blocks that came or went leave something to be updated."""
+        return bool(self.stale or self.hanging or self.unneeded)
+
     def hide(self, block_hash: bytes) -> None:
         """For one more reason."""
+        self.hidden_climbs.forget()
         self.hidden[block_hash] = self.hidden.get(block_hash, 0) + 1
 
     def show(self, block_hash: bytes) -> None:

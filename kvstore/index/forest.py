@@ -14,17 +14,25 @@ down. Until then they wait in `Namespace.stale`:
 
     h0 ROOTED ─▶ h1 gone ─▶ h2 done ─▶ h3 done, stale ─▶ h4 ROOTED still      a lookup cuts at h3, and halves again
     h0 ROOTED ─▶ h1 back ─▶ h2 done ─▶ h3 done, stale ─▶ h4 not ROOTED yet    a shorter hit than there could be
+
+In the same pieces a block finds its place whose parent is at the end of a long chain, which may hang on the block itself
+(`Namespace.hanging`), and ghosts are forgotten when the last block of a long chain of them leaves (`Namespace.unneeded`).
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 from kvstore.constants import EXPIRY_LOOKS, STEP_BLOCKS
 from kvstore.index.block import NVME_SHIFT, ROOTED, WITHOUT, Block, Children, Namespace, dram_bits, nvme_bits
+from kvstore.index.climbs import CLIMB_LOOKS
 from kvstore.protocol.residency_bits import BROKEN_PREFIX, IN_ANY, IN_DRAM, IN_NVME, WRITING
 from kvstore.steps import Steps
+
+ARRIVED_LOOKS = 32  # upwards, of one block that comes: hundreds of them come in one turn
+LEFT_GHOSTS = 256  # forgotten with the blocks that leave
 
 
 def split_hashes(hashes: bytes, hash_bytes: int) -> list[bytes]:
@@ -67,21 +75,36 @@ def _before_stale(namespace: Namespace, hashes: bytes, count: int) -> int:
 
 def shown(namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"") -> int:
     """How many of these consecutive hashes come before the first hidden one. While anything is hidden, what is held and not rooted
-    counts as hidden: it may lie behind that. parent: the hash before them."""
+    counts as hidden: it may lie behind that; so does what is far below what was looked at. parent: the hash before them."""
     hidden = namespace.hidden
     if not hidden:
         return len(hashes)
-    above = namespace.blocks.get(hashes[0] if hashes else b"") or namespace.blocks.get(parent)
-    while above is not None and above.hash not in hidden:
-        above = above.parent
-    if above is not None or b"" in hidden or parent in hidden:
+    if b"" in hidden or parent in hidden:
         return 0
+    above = namespace.blocks.get(hashes[0] if hashes else b"") or namespace.blocks.get(parent)
+    if above is not None:
+        end, left_looks = namespace.hidden_climbs.climb(above, lambda block: block.hash in hidden)
+        if not left_looks or end.hash in hidden:
+            return 0
     for at, block_hash in enumerate(hashes):
         block = namespace.blocks.get(block_hash)
         is_rooted = block is None or not block.where & IN_ANY or block.where & ROOTED
         if block_hash in hidden or not is_rooted:
             return at
     return len(hashes)
+
+
+def shown_steps(namespace: Namespace, hashes: bytes, count: int) -> Steps[int]:
+    """The same of the first `count` blocks of a prompt, in steps."""
+    size, parent = namespace.hash_bytes, b""
+    for start in range(0, count, STEP_BLOCKS):
+        asked = split_hashes(hashes[start * size : min(count, start + STEP_BLOCKS) * size], size)
+        if (end := shown(namespace, asked, parent)) < len(asked):
+            return start + end
+        parent = asked[-1]
+        if start + STEP_BLOCKS < count:
+            yield
+    return count
 
 
 def chain(namespace: Namespace, hashes: list[bytes]) -> list[Block | None]:
@@ -154,14 +177,17 @@ def residency_steps(namespace: Namespace, hashes: bytes) -> Steps[bytes]:
 
 def would_cycle(namespace: Namespace, parent: bytes, run: list[Block | None]) -> bool:
     """Whether hanging this run under `parent` would close a circle, which no true chain can. None: a block that
-    the index does not have."""
+    the index does not have. A large circle is not seen; `arrived` closes none."""
     inner = {id(block) for block in filter(None, run) if block.children is not None}
     above = namespace.blocks.get(parent) if inner else None
-    while above is not None:
-        if id(above) in inner:
-            return True
-        above = above.parent
-    return False
+    return any(id(block) in inner for block in islice(upwards(above), CLIMB_LOOKS))
+
+
+def upwards(block: Block | None) -> Iterator[Block]:
+    """The block, what it hangs on, and so on."""
+    while block is not None:
+        yield block
+        block = block.parent
 
 
 def arrived(namespace: Namespace, block_hash: bytes, parent: bytes, bit: int) -> Block:
@@ -173,11 +199,7 @@ def arrived(namespace: Namespace, block_hash: bytes, parent: bytes, bit: int) ->
         block = blocks.setdefault(block_hash, Block(namespace, block_hash))
     above = block.parent
     if above is None and not block.where & IN_ANY and parent:  # new, or a ghost known only by name
-        above = blocks.get(parent)
-        if above is None:
-            above = blocks.setdefault(parent, Block(namespace, parent))
-        elif above is block or (block.children is not None and would_cycle(namespace, parent, [block])):
-            above = None  # the parent is made up
+        above, _ = _above(namespace, block, parent, ARRIVED_LOOKS)
         if above is not None:
             block.parent = above
             above.add_child(block)
@@ -185,10 +207,32 @@ def arrived(namespace: Namespace, block_hash: bytes, parent: bytes, bit: int) ->
         block.where |= bit
         if above is not None and above.children is not block:
             above.count_child(bit, 1)
-    if not block.where & ROOTED and (above is None or above.where & ROOTED):
+    _root(block)
+    return block
+
+
+def _above(namespace: Namespace, block: Block, parent: bytes, looks: int) -> tuple[Block | None, int]:
+    """What a block without a parent is to hang on, and how many looks are left. None where that hangs on the block itself, so that it
+    is made up; and where no look is left: then the block is in `hanging`."""
+    namespace.hanging.pop(block.hash, None)
+    above = namespace.blocks.get(parent)
+    if above is None:
+        return namespace.blocks.setdefault(parent, Block(namespace, parent)), looks
+    if block.children is None or (above.where & ROOTED and not namespace.stale):
+        return above if above is not block else None, looks  # what is rooted hangs on nothing that is not
+    first, looks = namespace.climbs.climb(above, lambda _: False, looks)
+    if not looks:
+        namespace.hanging[block.hash] = block, parent
+    return above if looks and first is not block else None, looks
+
+
+def _root(block: Block) -> None:
+    """It may be rooted, where its place is known."""
+    above = block.parent
+    is_first = above is None and block.hash not in block.namespace.hanging
+    if not block.where & ROOTED and (is_first or (above is not None and above.where & ROOTED)):
         block.where |= ROOTED
         _turned(block)
-    return block
 
 
 def arrived_in_turn(
@@ -234,23 +278,38 @@ def left(run: Sequence[Block], bit: int) -> None:
                 above.count_child(bit, -1)
         if block.where & IN_ANY:
             continue
+        namespace.hanging.pop(block.hash, None)
         if block.children is not None:
             if block.where & ROOTED:
                 block.where &= ~ROOTED
                 _turned(block)
             continue
         block.where &= ~ROOTED
-        gone = block
-        while not gone.where & IN_ANY and gone.children is None:
-            unneeded.append(gone.hash)
-            above, gone.parent = gone.parent, None  # a reference to the block keeps no chain alive
-            if above is None:
-                break
-            if above.children is gone:
-                above.children = None
-            else:
-                above.remove_child(gone)
-            gone = above
+        _take_off(block, unneeded, LEFT_GHOSTS)
+    _forget(namespace, unneeded)
+
+
+def _take_off(block: Block, unneeded: list[bytes], looks: int) -> None:
+    """Take a block that nothing needs, and ghosts above it that nothing else hangs on, out of the tree; what so many looks leave
+    is in `Namespace.unneeded`."""
+    gone = block
+    while not gone.where & IN_ANY and gone.children is None:
+        if looks <= 0:
+            gone.namespace.unneeded[gone.hash] = gone
+            return
+        looks -= 1
+        unneeded.append(gone.hash)
+        above, gone.parent = gone.parent, None  # a reference to the block keeps no chain alive
+        if above is None:
+            return
+        if above.children is gone:
+            above.children = None
+        else:
+            above.remove_child(gone)
+        gone = above
+
+
+def _forget(namespace: Namespace, unneeded: Sequence[bytes]) -> None:
     namespace.blocks.delete_run(unneeded)
     if namespace.stale:
         for block_hash in unneeded:
@@ -303,7 +362,10 @@ def forget(namespace: Namespace) -> None:
     for block in namespace.blocks.values():
         block.parent = block.children = None
     namespace.blocks.clear()
-    namespace.stale.clear()
+    for left_over in (namespace.stale, namespace.hanging, namespace.unneeded):
+        left_over.clear()
+    namespace.climbs.forget()
+    namespace.hidden_climbs.forget()
 
 
 def _turned(block: Block) -> None:
@@ -314,7 +376,27 @@ def _turned(block: Block) -> None:
         stale[block.hash] = block, block.each_child()
 
 
-def spread(namespace: Namespace, looks: int) -> None:
+def spread(namespace: Namespace, looks: int, hung: Callable[[Block], None] = lambda _: None) -> None:
+    """Do some of what blocks that came or went have left. `hung` is called with each block that found its parent."""
+    if namespace.hanging:
+        while namespace.hanging and looks > 0:
+            _, (block, parent) = namespace.hanging.popitem()
+            block.parent, looks = _above(namespace, block, parent, looks - 1)
+            if block.parent is not None:
+                block.parent.add_child(block)
+                hung(block)
+            _root(block)
+    elif namespace.unneeded:
+        unneeded: list[bytes] = []
+        _, ghost = namespace.unneeded.popitem()
+        if namespace.blocks.get(ghost.hash) is ghost:
+            _take_off(ghost, unneeded, looks)
+        _forget(namespace, unneeded)
+    else:
+        _spread_stale(namespace, looks)
+
+
+def _spread_stale(namespace: Namespace, looks: int) -> None:
     """Update ROOTED of some descendants of blocks that came or went, those of the latest block first. Each takes it
     from what its parent is now, whatever happened meanwhile; a child that came meanwhile has it from its parent already."""
     stale = namespace.stale
@@ -335,11 +417,11 @@ def spread(namespace: Namespace, looks: int) -> None:
                 break
 
 
-def spread_steps(namespace: Namespace) -> Steps[None]:
-    """All of them, in steps."""
-    while namespace.stale:
-        spread(namespace, STEP_BLOCKS)
-        if namespace.stale:
+def spread_steps(namespace: Namespace, hung: Callable[[Block], None] = lambda _: None) -> Steps[None]:
+    """All of it, in steps."""
+    while namespace.is_behind:
+        spread(namespace, STEP_BLOCKS, hung)
+        if namespace.is_behind:
             yield
 
 
@@ -350,11 +432,12 @@ def check_block(namespace: Namespace, block_hash: bytes, block: Block) -> list[s
     parent = block.parent
     if block.hash != block_hash:
         problems.append(f"{name}: filed under another hash")
-    if not block.where & IN_ANY and block.children is None:
+    if not block.where & IN_ANY and block.children is None and block_hash not in namespace.unneeded:
         problems.append(f"{name}: a ghost without children")
     if parent is not None and not (namespace.blocks.get(parent.hash) is parent and parent.has_child(block)):
         problems.append(f"{name}: hangs on a parent that does not know it")
-    rooted = bool(block.where & IN_ANY) and (parent is None or bool(parent.where & ROOTED))
+    is_first = parent is None and block_hash not in namespace.hanging
+    rooted = bool(block.where & IN_ANY) and (is_first or (parent is not None and bool(parent.where & ROOTED)))
     is_updated = parent is None or parent.hash not in namespace.stale
     if bool(block.where & ROOTED) != rooted and is_updated:
         problems.append(f"{name}: where is {block.where & 255}, rooted should be {rooted}")

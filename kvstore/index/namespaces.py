@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -31,20 +31,24 @@ from kvstore.constants import EXPIRY_LOOKS, MIB, NAMESPACES_MAX
 from kvstore.errors import NamespaceConflict, UnknownNamespace
 from kvstore.index import forest
 from kvstore.index.block import Block, Namespace
+from kvstore.io_pool import Io
 from kvstore.protocol.residency_bits import IN_ANY
 from tiers.base import KEY_BYTES_MAX, NAMESPACE_BYTES
 from tiers.checksum import column_sizes, described
-from tiers.files import replace_file
+from tiers.files import replace_in_parts
 from tiers.namespace_spec import NamespaceSpec
-from tiers.reading import Unreadable, as_json, read_json
+from tiers.reading import Unreadable, as_json, read_json, require_damaged
 
 NAMESPACES_FILE_BYTES_MAX = 512 * MIB  # as many with as long names as may be registered: never so much
 NAMESPACE_DROP_BLOCKS = 50  # of an ended namespace, dropped in one go: one or two milliseconds
 NAMESPACE_DROP_LOOKS = 1000  # blocks that are looked at in one go
+NAMESPACES_PART = 32  # encoded at a time
 NAMESPACES_ENDED_MAX = 1024  # of the last that were ended: a start does not adopt what is left of them
 NAMESPACES_UNUSED_MAX = (
     64  # without a block, and registered by no connection any more: the last ones stay known
 )
+
+NAMESPACES_RETRY_S = 10.0  # between two writes of the file, while they fail
 
 log = logging.getLogger("kvstore.index.namespaces")
 
@@ -63,6 +67,8 @@ class NamespaceRegistry:
         self._never_adopted: dict[bytes, None] = {}  # digests of the last that were ended, in this order
         self.changed = False  # `save` has something to do
         self.saving = False
+        self.problem = ""  # why the last write of the file failed
+        self._retry_at_s = 0.0  # then
         self.is_erased: Callable[[NamespaceSpec], bool] = lambda spec: False
         self.named: Callable[[Namespace], None] = lambda namespace: None
         specs = self._read()
@@ -217,12 +223,13 @@ class NamespaceRegistry:
         self.forget(min(empty, key=lambda n: (n.registered, n.id)))
 
     def _read(self) -> list[NamespaceSpec]:
-        """What an earlier daemon saved; what is damaged in it is left out, one by one."""
+        """What an earlier daemon saved; what is damaged in it is left out, one by one. Raises OpenError."""
         if self._path is None:
             return []
         try:
             members = read_json(self._path, NAMESPACES_FILE_BYTES_MAX, list[msgspec.Raw])
         except Unreadable as error:
+            require_damaged(error)
             if not error.is_missing:
                 log.warning("namespace names are lost, bytes are not: %s", error)
             return []
@@ -238,28 +245,50 @@ class NamespaceRegistry:
         """Whether a restart finds the namespaces of now, and no others; not so for long after a change."""
         return self._path is None or not (self.changed or self.saving)
 
-    def snapshot(self) -> bytes | None:
+    def snapshot(self) -> list[NamespaceSpec] | None:
         """What is to be saved, if anything changed since the last time; for `save`."""
         if self._path is None or not self.changed:
             return None
         self.changed, self.saving = False, True
         ended = [NamespaceSpec(digest, 0, 0) for digest in self._never_adopted]
-        return msgspec.json.encode([*ended, *(n.spec for n in self._by_id.values() if not n.is_ended)])
+        return [*ended, *(n.spec for n in self._by_id.values() if not n.is_ended)]
 
-    def save(self, content: bytes) -> bool:
-        """Write a snapshot; blocks on the disk, so from an I/O thread. Never raises. True, for `saved`."""
+    def keep(self, io: Io, now_s: float) -> None:
+        """Have what changed saved: one write at a time, as all go through the same temporary file. One that failed is tried again
+        in a while."""
+        if self.saving or now_s < self._retry_at_s or (specs := self.snapshot()) is None:
+            return
+
+        def saved(is_saved: bool) -> None:
+            self.saving = False
+            self.changed |= not is_saved
+            self._retry_at_s = 0.0 if is_saved else now_s + NAMESPACES_RETRY_S
+
+        io.submit(lambda: self.save(specs), saved, failed=False)
+
+    def save(self, specs: Sequence[NamespaceSpec]) -> bool:
+        """Write a snapshot; blocks on the disk, so from an I/O thread. Never raises. Whether it is there."""
         if self._path is None:
             return True
         try:
-            replace_file(self._path, content)
+            replace_in_parts(self._path, _parts(specs))
         except OSError as error:
             log.warning("namespace names are not saved: %s: %s", self._path, error)
+            self.problem = error.strerror or str(error)
+            return False
+        self.problem = ""
         return True
 
-    def saved(self, has_run: bool) -> None:
-        """`save` is over, or could not run."""
-        self.saving = False
-        self.changed |= not has_run
+
+def _parts(specs: Sequence[NamespaceSpec]) -> Iterator[tuple[int, bytes]]:
+    """The file, a few namespaces at a time: thousands with long names at once would hold up the loop, in whichever thread."""
+    at = 0
+    for start in range(0, len(specs) or 1, NAMESPACES_PART):
+        members = map(msgspec.json.encode, specs[start : start + NAMESPACES_PART])
+        content = (b"," if start else b"[") + b",".join(members)
+        yield at, content
+        at += len(content)
+    yield at, b"]"
 
 
 def _spec(path: Path, member: msgspec.Raw) -> NamespaceSpec | None:

@@ -30,7 +30,7 @@ from kvstore.io_pool import Io
 from kvstore.ledger.totals import Rows, Snapshot, Totals
 from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_ANY
-from kvstore.steps import Steps
+from kvstore.steps import Background, Steps
 
 # Blocks that booking a lookup looks at; of longer prompts every second, third and so on.
 BOOK_LOOKS_MAX = 1024
@@ -48,7 +48,7 @@ class Asking(NamedTuple):
     ticket: the request, 0 for one that is not mentioned again. more: a further lookup of the
     same round, for other namespaces; only what all of them hold is used. tokens: of the whole
     prompt. local_tokens: in the engine's own cache. prefill_tokens_per_s: how fast the engine
-    computes them, 0 if it does not know.
+    computes them, 0 if it does not know. lasting: whether it may be worth keeping in a bucket.
     """
 
     ticket: int = 0
@@ -56,6 +56,7 @@ class Asking(NamedTuple):
     tokens: int = 0
     local_tokens: int = 0
     prefill_tokens_per_s: float = 0.0
+    lasting: bool = True
 
 
 NOBODY_IN_PARTICULAR = Asking()
@@ -265,14 +266,17 @@ class Accounts:
             judged.append(why)
         return judged
 
-    def save(self, io: Io, now_s: float) -> None:
+    def save(self, io: Io, now_s: float, background: Background) -> None:
         """Have the totals written, now and then; one write at a time, however long it takes."""
         if self._saving is not None or now_s < self._save_at_s:
             return
-        snapshot = self.totals.snapshot(self.wall_clock())
-        if snapshot is None:
-            return
-        self._saving, self._save_at_s = snapshot, now_s + TOTALS_SAVE_INTERVAL_S
+        snapshot = self.totals.begin_snapshot(self.wall_clock())
+        if snapshot is not None:
+            self._saving, self._save_at_s = snapshot, now_s + TOTALS_SAVE_INTERVAL_S
+            background.begin(self._save_steps(io, snapshot))
+
+    def _save_steps(self, io: Io, snapshot: Snapshot) -> Steps[None]:
+        yield from self.totals.fill_steps(snapshot)
         io.submit(
             lambda: self.totals.save(snapshot), lambda saved: self._saved(snapshot, saved), failed=False
         )

@@ -4,8 +4,8 @@
     outcomes by block ─▶ runs of equal outcome: blocks 0-11, tokens 0-383, hit in DRAM
 
 A prompt is served from *all* namespaces of its engine together: every rank and every KV group has
-its own part of each block, and a block counts only if all of them have theirs. Sliding windows need
-only the end of a prefix; their blocks are listed, and decide nothing here.
+its own part of each block, and a block counts only if all of them have theirs. Sliding windows and
+recurrent states need only the end of a prefix; their blocks are listed, and decide nothing here.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ def engine_of(chosen: Space, spaces: Iterable[Space]) -> list[Space]:
     return [groups[group] for group in sorted(groups, key=lambda group: (len(group), group))]
 
 
-def is_windowed(space: Space) -> bool:
-    """Whether it is of layers with a sliding window."""
-    return "SlidingWindow" in space["fields"].get("spec", "")
+def needs_end_only(fields: Mapping[str, str]) -> bool:
+    """Whether a namespace is of sliding windows or recurrent states, which need only the end of a prefix."""
+    return any(kind in fields.get("spec", "") for kind in ("SlidingWindow", "MambaSpec"))
 
 
 def judged(answers: Sequence[Sequence[int]]) -> list[int]:

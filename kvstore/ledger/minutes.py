@@ -66,13 +66,13 @@ class Minutes:
 
     def since(self, since_s: float, now_s: float) -> list[tuple[int, list[Minute]]]:
         """(start, rows) of the minutes that began then or later, and of the one that was under way, oldest first;
-        none of those longer ago than LIVE_MINUTES_MAX, and none in which nothing happened."""
+        none of those longer ago than LIVE_MINUTES_MAX or yet to come, and none in which nothing happened."""
         first_s = max(minute_of(since_s), oldest_minute(now_s))
         return sorted(
             (
                 (minute_s, list(rows.values()))
                 for minute_s, rows in self._minutes.items()
-                if minute_s >= first_s
+                if first_s <= minute_s <= now_s
             ),
             key=lambda minute: minute[0],
         )

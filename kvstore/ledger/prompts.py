@@ -132,7 +132,7 @@ def _step(spaces: Sequence[Space]) -> int:
 
 
 def _deciding(spaces: Sequence[Space]) -> Sequence[Space]:
-    return [space for space in spaces if not explain.is_windowed(space)] or spaces
+    return [space for space in spaces if not explain.needs_end_only(space["fields"])] or spaces
 
 
 # -- asking --
@@ -183,7 +183,12 @@ def document(prompt: Prompt, asked: Sequence[Question], answers: Sequence[Answer
         "tokens": prompt.tokens,
         "block_tokens": prompt.block_tokens,
         "hit_tokens": hit_tokens,
-        "summary": summary(found, prompt.tokens, hit_tokens, any(map(explain.is_windowed, prompt.spaces))),
+        "summary": summary(
+            found,
+            prompt.tokens,
+            hit_tokens,
+            any(explain.needs_end_only(space["fields"]) for space in prompt.spaces),
+        ),
         "blocks": [
             {
                 "block": number,
@@ -211,7 +216,7 @@ def _everywhere(count: int, asked: Sequence[Question], answers: Sequence[Answer]
     return everywhere
 
 
-def summary(runs: Sequence[Any], tokens: int, hit_tokens: int, windowed: bool) -> str:
+def summary(runs: Sequence[Any], tokens: int, hit_tokens: int, has_ends: bool) -> str:
     """One sentence: how much would hit, and why the rest would not."""
     if not tokens:
         return "The prompt is empty."
@@ -221,5 +226,5 @@ def summary(runs: Sequence[Any], tokens: int, hit_tokens: int, windowed: bool) -
         first = missed[0]
         why = f"{first.outcome} ({MEANINGS[first.outcome]})"
         sentence += f"; from token {count(first.first_token)} on they would not, for the reason {why}"
-    end = ". Sliding windows need only the end of a prefix; they are not judged here." if windowed else "."
-    return sentence + end
+    end = " Sliding windows and recurrent states need only the end of a prefix; they are not judged here."
+    return f"{sentence}.{end if has_ends else ''}"

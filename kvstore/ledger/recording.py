@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvstore.constants import KIB, MIB, TICKETS_OPEN_MAX, require
+from kvstore.constants import KIB, MIB, NAMESPACES_MAX, TICKETS_OPEN_MAX, require
 from kvstore.index.block import Namespace
 from kvstore.protocol.frames import FRAME_BYTES_MAX, Asked, Lookup, Recorded, Reserve
 
@@ -49,14 +49,20 @@ class Recording:
         self._waiting: deque[Asked] = deque()
         self._waiting_bytes = 0
         self._open: OrderedDict[int, _Open] = OrderedDict()
+        self._sizes: dict[
+            int, dict[int, int]
+        ] = {}  # of a block in each namespace, by the first one of a request
         self._stored: dict[int, int] = {}  # number -> tokens of prompt and output
 
     def asked(self, request: Lookup, spaces: Sequence[Namespace]) -> None:
         """A lookup in these namespaces was answered."""
+        if request.more and (known := self._open.get(request.ticket)) is not None:
+            self._learn(known.space, known.block_tokens, spaces)
         if request.more or request.again or request.ticket in self._open:
             return
         first, hashes = spaces[0], request.hashes
         size, block_tokens = first.hash_bytes, first.spec.block_tokens
+        self._learn(first.id, block_tokens, spaces)
         number, self._numbers = self._numbers, self._numbers + 1
         if request.ticket:
             blocks = len(hashes) // size
@@ -72,12 +78,22 @@ class Recording:
             self.lost += 1
             return
         tokens = max(request.tokens, len(hashes) // size * block_tokens)
-        block_bytes = sum(space.slot_bytes for space in spaces)
+        block_bytes = sum(self._sizes[first.id].values())
         is_open, at_s = request.ticket != 0, self._clock()
         self._waiting.append(
             Asked(number, is_open, at_s, tokens, first.digest, size, block_tokens, block_bytes, hashes)
         )
         self._waiting_bytes += cost
+
+    def _learn(self, first: int, block_tokens: int, spaces: Sequence[Namespace]) -> None:
+        """What a block of requests that begin with this namespace takes in these. Groups with blocks of another size are asked for
+        only where the others hit: once one was, they count."""
+        if len(self._sizes) >= NAMESPACES_MAX:
+            self._sizes.clear()
+        sizes = self._sizes.setdefault(first, {})
+        for space in spaces:
+            share = block_tokens / space.spec.block_tokens if block_tokens and space.spec.block_tokens else 1
+            sizes[space.id] = round(space.slot_bytes * share)
 
     def stored(self, request: Reserve) -> None:
         """Blocks of a request were offered for storing. Of output only what follows the prompt without a gap counts."""

@@ -72,15 +72,19 @@ def document(
     `Client.live`; with them there is one more grouping."""
     rows: list[Row] = report["rows"]
     price, now_s = float(report["gpu_hour_price"]), float(report["now_s"])
-    first_s = report.get("since_s", hour_of(since_s))
+    first_s, end_s = report.get("since_s", hour_of(since_s)), report.get("until_s", now_s)
     total = figures(rows, price)
     groups = {name: _grouped(name, rows, total, price) for name in GROUPINGS if name in by}
     if minutes is not None:
-        groups[MINUTE] = [{"minute_s": minute["minute_s"], **figures([minute], price)} for minute in minutes]
+        groups[MINUTE] = [
+            {"minute_s": minute["minute_s"], **figures([minute], price)}
+            for minute in minutes
+            if first_s <= minute["minute_s"] < end_s  # those that are in the totals
+        ]
     return {
         "region": report["region"],
         "since_s": first_s,
-        "until_s": report.get("until_s", now_s),
+        "until_s": end_s,
         "gpu_hour_price": price,
         "currency": report["currency"],
         "totals": total,

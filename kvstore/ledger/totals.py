@@ -28,17 +28,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvstore.constants import STEP_BLOCKS
+from kvstore.constants import STEP_BLOCKS, STEP_SLOW_BLOCKS
 from kvstore.index.block import Namespace
 from kvstore.ledger.minutes import MINUTE_S, Minute, Minutes, minute_of, oldest_minute
 from kvstore.ledger.minutes import Key as MinuteKey
 from kvstore.ledger.since_start import SinceStart
 from kvstore.ledger.sums import EVERYBODY_ELSE, Sums
 from kvstore.protocol import answers, outcomes
+from kvstore.steps import Steps, finish
 
 # Hours × models × tenants; beyond it the oldest hours are merged into one row each.
 TOTALS_ROWS_MAX = 20_000
-TOTALS_PUT_TOGETHER = 8  # hours are merged until one in so many of all rows is free
+TOTALS_PUT_TOGETHER = 64  # rows that are merged at a time
 TOTALS_KEPT_DAYS = 90
 TOTALS_BUSY_TIMEOUT_S = 2.0  # for another process that reads the file
 PREFIXES_KEPT = 256  # heaviest prefixes that are counted
@@ -99,8 +100,10 @@ class Totals:
 
     def __init__(self, region: str = "", path: Path | None = None) -> None:
         self.region = region
+        self.problem = ""  # why the last `save` failed
         self._path = path
-        self._rows: dict[Key, Total] = {}
+        self._hours: dict[int, dict[Key, Total]] = {}  # rows by the hour that they are of; none is empty
+        self._count = 0  # of all rows
         self._prefixes: dict[tuple[str, str], Prefix] = {}  # by namespace and hash, in hex
         self._changed: set[Key] = set()
         self._gone: set[Key] = set()  # rows that were put together, to be deleted with the next save
@@ -175,37 +178,56 @@ class Totals:
         return lightest.tokens_saved
 
     def _row(self, key: Key) -> Total:
-        total = self._rows.get(key)
+        total = self._get(key)
         if total is None:
-            if len(self._rows) >= TOTALS_ROWS_MAX and key[0] != self._only_hour_s:
+            if self._count >= TOTALS_ROWS_MAX and key[0] != self._only_hour_s:
                 self._put_together(key[0])
-            if len(self._rows) >= TOTALS_ROWS_MAX:  # all of this hour
+            if self._count >= TOTALS_ROWS_MAX:  # all of this hour
                 key = (*key[:2], EVERYBODY_ELSE, EVERYBODY_ELSE)
-            total = self._rows.setdefault(key, Total(*key))
+            total = self._get(key) or self._add(Total(*key))
             self._gone.discard(key)
         return total
 
+    def _get(self, key: Key) -> Total | None:
+        return self._hours.get(key[0], {}).get(key)
+
+    def _add(self, row: Total) -> Total:
+        self._hours.setdefault(row.hour_s, {})[_key_of(row)] = row
+        self._count += 1
+        return row
+
     def _put_together(self, hour_s: int) -> None:
-        """Make one row of each of the oldest hours, so that there is room for new ones."""
-        rows_max = TOTALS_ROWS_MAX - TOTALS_ROWS_MAX // TOTALS_PUT_TOGETHER
-        for key in sorted(self._rows):
-            if len(self._rows) < rows_max:
+        """Make one row of some rows of the oldest hours, so that there is room for new ones; of hours to come last, which the clock
+        said when it was wrong."""
+        left = TOTALS_PUT_TOGETHER
+        for other_s in sorted(self._hours, key=lambda other_s: (other_s > hour_s, other_s)):
+            if other_s != hour_s:
+                left -= self._put_hour_together(other_s, left)
+            if left <= 0:
                 return
-            if key[0] >= hour_s:  # nothing older is left: not looked for again before the next hour
-                self._only_hour_s = hour_s
-                return
+        if left == TOTALS_PUT_TOGETHER:  # nothing else is left: not looked for again before the next hour
+            self._only_hour_s = hour_s
+
+    def _put_hour_together(self, hour_s: int, rows_max: int) -> int:
+        """Some of the rows of an hour. Returns how many fewer there are."""
+        rows, before = self._hours[hour_s], self._count
+        for key in list(islice(rows, rows_max + 1)):
             others = (*key[:2], EVERYBODY_ELSE, EVERYBODY_ELSE)
             if key != others:
-                self._rows.setdefault(others, Total(*others)).add(self._rows.pop(key))
+                (self._get(others) or self._add(Total(*others))).add(rows.pop(key))
+                self._count -= 1
                 self._gone.add(key)
                 self._changed.add(others)
+        return before - self._count
 
     # -- reading --
 
     def since(self, since_s: float) -> list[Total]:
         """Rows of the hours that began then or later, oldest first, and the hour that was under way."""
         first_s = hour_of(since_s)
-        return sorted((row for row in self._rows.values() if row.hour_s >= first_s), key=_key_of)
+        return [
+            row for hour_s in sorted(self._hours) if hour_s >= first_s for row in self._hours[hour_s].values()
+        ]
 
     def heaviest(self, count: int, since_s: float = 0.0) -> list[Prefix]:
         """The prefixes that saved most, best first, of those hit in these hours."""
@@ -215,7 +237,7 @@ class Totals:
 
     def check_slices(self) -> Iterator[list[str]]:
         """One line per row that cannot be true, in slices."""
-        rows = iter(list(self._rows.values()))
+        rows = iter(self.since(0.0))
         while piece := list(islice(rows, STEP_BLOCKS)):
             yield [
                 f"totals: {row.model} {row.tenant} at {row.hour_s}: {row.tokens_asked} tokens asked for in "
@@ -224,63 +246,90 @@ class Totals:
                 if min(row.lookups, *row.tokens) < 0 or sum(row.tokens) != row.tokens_asked
             ]
 
-    def span(self, since_s: float, until_s: float, now_s: float) -> Period:
-        """What came to between two times, as nearly as it is known: by the minute within the last hours, else whole hours."""
+    def span_steps(self, since_s: float, until_s: float, now_s: float) -> Steps[Period]:
+        """What came to between two times, as nearly as it is known: by the minute within the last hours, else whole hours. Of hours that
+        are yet to come nothing: the clock was wrong once."""
         oldest_s = oldest_minute(now_s)
         begin_s = minute_of(since_s) if since_s >= oldest_s else hour_of(since_s)
         end_s = now_s
         if until_s < now_s:
             step_s = MINUTE_S if max(begin_s, hour_of(until_s)) >= oldest_s else HOUR_S
             end_s = min(now_s, max(begin_s + step_s, until_s // step_s * step_s))
+        both = hour_of(begin_s), hour_of(end_s)
+        parts = {hour_s for hour_s in both if hour_s < begin_s or hour_s + HOUR_S > end_s != now_s}
         found: list[Total] = []
-        for row in self.since(begin_s):
-            if row.hour_s >= begin_s and (row.hour_s + HOUR_S <= end_s or end_s == now_s):
-                found.append(row)
-        for hour_s in {hour_of(begin_s), hour_of(end_s)}:
-            if hour_s < begin_s or hour_s + HOUR_S > end_s != now_s:
-                found += self._part(hour_s, begin_s, end_s)
-        return Period(sorted(found, key=_key_of), begin_s, end_s)
+        for hour_s in sorted({*self._hours, *parts}):
+            if hour_s in parts:
+                found += yield from self._part_steps(hour_s, begin_s, end_s)
+            elif begin_s <= hour_s <= hour_of(now_s) and (hour_s + HOUR_S <= end_s or end_s == now_s):
+                found += self._hours.get(hour_s, {}).values()
+        return Period(found, begin_s, end_s)
 
-    def _part(self, hour_s: int, begin_s: float, end_s: float) -> list[Total]:
+    def _part_steps(self, hour_s: int, begin_s: float, end_s: float) -> Steps[list[Total]]:
         """Of an hour, what its minutes in this time came to."""
         rows: dict[tuple[str, str], Total] = {}
-        for minute in self.minutes.between(max(begin_s, hour_s), min(end_s, hour_s + HOUR_S)):
+        minutes = self.minutes.between(max(begin_s, hour_s), min(end_s, hour_s + HOUR_S))
+        for number, minute in enumerate(list(minutes), 1):
             name = minute.model, minute.tenant
             rows.setdefault(name, Total(hour_s, self.region, *name)).add(minute)
+            if number % TOTALS_PUT_TOGETHER == 0:
+                yield
         return list(rows.values())
 
     # -- keeping --
 
     def snapshot(self, now_s: float) -> Snapshot | None:
-        """What changed since the last one, for `save`; None if nothing did. Forgets what is too old."""
-        oldest_s = int(now_s - TOTALS_KEPT_DAYS * 24 * HOUR_S)
-        for key in [key for key in self._rows if key[0] < oldest_s]:
-            del self._rows[key]
-        if self._path is None or not (self._changed or self._prefixes_changed):
-            self._changed.clear()
-            self._minutes_changed.clear()
-            self._gone.clear()
+        """What changed since the last one, for `save`; None if nothing did."""
+        snapshot = self.begin_snapshot(now_s)
+        if snapshot is not None:
+            finish(self.fill_steps(snapshot))
+        return snapshot
+
+    def begin_snapshot(self, now_s: float) -> Snapshot | None:
+        """What `fill_steps` is to put into it: what changed since the last one; None if nothing did. Forgets what is too old."""
+        oldest_s = self._oldest_s(now_s)
+        for hour_s in [hour_s for hour_s in self._hours if hour_s < oldest_s]:
+            self._count -= len(self._hours.pop(hour_s))
+        changed, minutes_changed, gone = self._changed, self._minutes_changed, self._gone
+        self._changed, self._minutes_changed, self._gone = set(), set(), set()
+        if self._path is None or not (changed or self._prefixes_changed):
             return None
         newest_s = minute_of(now_s)
         first_s = min(self._saved_minute_s, newest_s)  # the clock may have been set back
-        minutes = {minute.key: minute for minute in self.minutes.between(first_s, newest_s + 1)}
-        minutes |= {key: row for key in self._minutes_changed if (row := self.minutes.get(key)) is not None}
-        self._minutes_changed.clear()
+        minutes_changed.update(minute.key for minute in self.minutes.between(first_s, newest_s + 1))
         self._saved_minute_s = newest_s
-        rows = [(*key, msgspec.json.encode(self._rows[key])) for key in self._changed if key in self._rows]
-        gone = list(self._gone)
-        self._gone.clear()
         prefixes = msgspec.json.encode(list(self._prefixes.values())) if self._prefixes_changed else None
-        self._changed.clear()
         self._prefixes_changed = False
-        encoded = [(*key, msgspec.json.encode(minute)) for key, minute in minutes.items()]
-        return Snapshot(rows, prefixes, oldest_s, gone, encoded, oldest_minute(now_s))
+        return Snapshot([], prefixes, oldest_s, gone, [], oldest_minute(now_s), changed, minutes_changed)
+
+    def fill_steps(self, snapshot: Snapshot) -> Steps[None]:
+        """Encode its rows, as they are by then."""
+        for number, key in enumerate(snapshot.changed, 1):
+            if (row := self._get(key)) is not None:
+                snapshot.rows.append((*key, msgspec.json.encode(row)))
+            if number % STEP_SLOW_BLOCKS == 0:
+                yield
+        for number, name in enumerate(snapshot.minutes_changed, 1):
+            if (minute := self.minutes.get(name)) is not None:
+                snapshot.minutes.append((*name, msgspec.json.encode(minute)))
+            if number % STEP_SLOW_BLOCKS == 0:
+                yield
+
+    def _oldest_s(self, now_s: float) -> int:
+        """What is older is forgotten: by the clock, and by the newest hour but one, too. A clock that somebody sets forward by mistake
+        takes nothing away before it has counted in two hours."""
+        kept_s = TOTALS_KEPT_DAYS * 24 * HOUR_S
+        oldest_s = int(now_s - kept_s)
+        if all(hour_s >= oldest_s for hour_s in self._hours):
+            return oldest_s
+        newest = nlargest(2, self._hours)
+        return min(oldest_s, newest[-1] + HOUR_S - kept_s)
 
     def unsaved(self, snapshot: Snapshot) -> None:
         """A snapshot could not be saved: its rows are part of the next one."""
-        self._changed.update(row[:4] for row in snapshot.rows)
-        self._minutes_changed.update(row[:3] for row in snapshot.minutes)
-        self._gone.update(key for key in snapshot.gone if key not in self._rows)
+        self._changed |= snapshot.changed
+        self._minutes_changed |= snapshot.minutes_changed
+        self._gone.update(key for key in snapshot.gone if self._get(key) is None)
         self._prefixes_changed |= snapshot.prefixes is not None
 
     def save(self, snapshot: Snapshot) -> bool:
@@ -297,9 +346,11 @@ class Totals:
                 )
                 if snapshot.prefixes is not None:
                     base.execute("REPLACE INTO kept VALUES ('prefixes', ?)", (snapshot.prefixes,))
+            self.problem = ""
             return True
         except (sqlite3.Error, OSError) as error:
             log.warning("totals are not saved: %s: %s", self._path, error)
+            self.problem = str(error)
             return False
 
     def _read(self, path: Path) -> None:
@@ -309,7 +360,7 @@ class Totals:
                 for (content,) in base.execute("SELECT content FROM totals ORDER BY hour_s"):
                     row = msgspec.json.decode(content, type=Total)
                     row.tokens += [0] * (outcomes.OUTCOMES - len(row.tokens))  # of an older version
-                    self._rows[_key_of(row)] = row
+                    self._add(row)
                 for (content,) in base.execute("SELECT content FROM minutes ORDER BY minute_s"):
                     minute = msgspec.json.decode(content, type=Minute)
                     minute.tokens += [0] * (outcomes.OUTCOMES - len(minute.tokens))
@@ -320,7 +371,8 @@ class Totals:
                         self._prefixes[prefix.namespace, prefix.block_hash] = prefix
         except (sqlite3.Error, OSError, msgspec.MsgspecError, RecursionError, TypeError, ValueError) as error:
             log.warning("totals of earlier days are lost: %s: %s", path, error)
-            self._rows.clear()
+            self._hours.clear()
+            self._count = 0
             self._prefixes.clear()
             self.minutes = Minutes()
             with suppress(OSError):
@@ -328,14 +380,16 @@ class Totals:
 
 
 class Snapshot(NamedTuple):
-    """Rows as they go into the file."""
+    """Rows as they go into the file: those of `changed` and `minutes_changed`, less those that went meanwhile."""
 
     rows: list[tuple[int, str, str, str, bytes]]
     prefixes: bytes | None
     oldest_s: int
-    gone: list[Key]
+    gone: set[Key]
     minutes: list[tuple[int, str, str, bytes]]
     oldest_minute_s: int
+    changed: set[Key]
+    minutes_changed: set[MinuteKey]
 
 
 class Period(NamedTuple):

@@ -14,6 +14,7 @@ Recency is not stored: the order of eviction starts anew, with what is asked for
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -26,6 +27,7 @@ from tiers.base import NAMESPACE_BYTES
 from tiers.errors import OpenError
 from tiers.nvme.device_table import Piece
 
+ADOPT_ANSWERS_S = 5.0  # for a device to be opened, and for each piece of it
 ADOPT_PIECES = 1  # pieces of 512 rows that are read at a time while starting
 ADOPT_ROWS = 128  # rows indexed between two looks at requests: less than a millisecond, but parts may split
 
@@ -44,6 +46,7 @@ class Adoption:
         namespaces: NamespaceRegistry,
         ready: Callable[[], None],
         adopted: Callable[[bool], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`ready` is called when one more device may be written to; `adopted` when the arena is in the index
         (False), and when everything is (True)."""
@@ -51,18 +54,25 @@ class Adoption:
         self._namespaces = namespaces
         self._ready = ready
         self._adopted = adopted
-        self._reading: set[int] = set()  # devices
+        self._clock = clock
+        self._reading: dict[int, float] = {}  # devices, and when each was heard of last
+        self.is_cleared: Callable[[str, bytes], bool] = lambda disk, digest: False
 
     @property
     def done(self) -> bool:
         """Whether every device that could be read is in the index."""
         return not self._reading
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether rows are coming in. A device that does not answer is not waited for."""
+        return any(self._clock() - heard_s < ADOPT_ANSWERS_S for heard_s in self._reading.values())
+
     def start(self) -> None:
         """Adopt the arena, and begin to read the devices."""
         self._adopt_arena()
         members = self._residency.nvme.members
-        self._reading = {member.number for member in members}
+        self._reading = {member.number: self._clock() for member in members}
         self._adopted(not members)
         for member in members:
             self._read_next(member, None)
@@ -80,7 +90,6 @@ class Adoption:
         def done(problem: str) -> None:
             if not problem:
                 log.info("%s is used: %s", member.name, member.directory)
-                self._reading.add(member.number)
                 self._read_next(member, member.device.scan())
             member.left_alone = problem
             tried()
@@ -88,6 +97,8 @@ class Adoption:
         member.io.submit(work, done, failed=member.left_alone)
 
     def _read_next(self, member: Member, scan: Iterator[Piece] | None) -> None:
+        self._reading[member.number] = self._clock()
+
         def work() -> tuple[Iterator[Piece], list[Run]] | None:
             rows = scan
             if rows is None:
@@ -97,12 +108,16 @@ class Adoption:
                     member.left_alone = str(error)
                     return None
                 rows = member.device.scan()
-            return rows, [run for piece in islice(rows, ADOPT_PIECES) for run in runs_of(piece)]
+            try:
+                return rows, [run for piece in islice(rows, ADOPT_PIECES) for run in runs_of(piece)]
+            except OSError as error:
+                member.left_alone = f"cannot be read: {error.strerror or error}"
+                return None
 
         def done(read: tuple[Iterator[Piece], list[Run]] | None) -> None:
             if read is None:
                 member.left_alone = member.left_alone or "cannot be read"
-                self._reading.discard(member.number)
+                self._reading.pop(member.number, None)
                 self._adopted(self.done)
                 return
             rows, runs = read
@@ -124,15 +139,16 @@ class Adoption:
     def _load(self, member: Member, kind: Kind, run: list[AdoptedRow]) -> None:
         digest, size_bytes, columns = kind
         namespace = self._namespaces.found(digest + run[0][0], size_bytes, columns)
-        if namespace is not None:
+        if namespace is not None and not self.is_cleared(member.device.disk, digest):
             self._residency.adopted_on_nvme(member, namespace, run)
         else:
-            for _, _, slot, _ in run:  # not as its namespace's records are: they cannot be asked for
+            # Cleared meanwhile; or not as its namespace's records are, so that nobody can ask for it.
+            for _, _, slot, _ in run:
                 member.drop(slot)
 
     def _finish(self, member: Member) -> None:
         member.became_ready()
-        self._reading.discard(member.number)
+        self._reading.pop(member.number, None)
         self._residency.background.begin(self._residency.writes.forget_written_steps())
         self._ready()
         self._adopted(self.done)

@@ -77,6 +77,11 @@ class Loader:
         self._suspects: dict[bytes, None] = {}  # keys whose last read failed
         self._looks = 0  # blocks that may still be looked at in this piece
         self._goes_on = False  # more of them are looked at in the background
+        residency.expiry.changed = self._ttl_changed
+
+    def _ttl_changed(self) -> None:
+        for source in self.shared:
+            source.forget_too_old()
 
     # -- figures --
 
@@ -132,6 +137,10 @@ class Loader:
         """Whether this is a namespace still that blocks may be brought for."""
         return self._residency.namespaces.of_key(namespace.digest) is namespace and not namespace.is_ended
 
+    def _may_load(self, namespace: Namespace, source: Source) -> bool:
+        """Whether a source works, and DRAM could hold what it has: slabs may have been larger when it was stored."""
+        return source.loads.closed and namespace.record_bytes <= self._residency.arena.layout.slab_bytes
+
     def want(self, block: Block, waiter: Waiter) -> None:
         """Call `waiter` when the block is in DRAM and true, which may be before this returns."""
         if self.is_ready(block):
@@ -151,7 +160,7 @@ class Loader:
         block = self._incoming.get(name)
         if block is None:
             block = Block(namespace, block_hash)
-            if not source.loads.closed or self.waiting.full:
+            if not self._may_load(namespace, source) or self.waiting.full:
                 waiter(None)
                 return
             self._incoming[name] = block
@@ -167,7 +176,7 @@ class Loader:
         load = self._loads.get(block)
         if load is not None:
             source = load.source
-        if not source.loads.closed:
+        if not self._may_load(block.namespace, source):
             waiter(None)
         elif self.waiting.full:
             self._counters.loads_refused += 1
@@ -331,9 +340,7 @@ class Loader:
                 self._suspects.pop(block.key, None)
                 self._counters.promoted += 1
                 self._accounts.moved(block.namespace, PROMOTED, block.namespace.record_bytes)
-                is_shared = isinstance(source, SharedSource)
-                stored_s = load.stored_s if is_shared else self._residency.expiry.stored_s(block)
-                self._residency.arena.commit_run([slot], checksum, stored_s)
+                self._residency.arena.commit_run([slot], checksum, self._time_of(load))
                 self._finish(load, self._arrived(load, slot))
             else:
                 self._residency.give_up(block.namespace, [slot])
@@ -346,6 +353,14 @@ class Loader:
             source.speed.drop()
         source.loads.end(job, any(result is not Get.FAILED for result, _ in results))
         self.feed()
+
+    def _time_of(self, load: Load) -> int:
+        """When a record that arrived was stored, for its row. Whoever wrote a bucket is not believed that it was in the future."""
+        expiry = self._residency.expiry
+        if not isinstance(load.source, SharedSource):
+            return expiry.stored_s(load.block) or load.stored_s
+        load.stored_s = min(load.stored_s, int(expiry.now_s()))
+        return load.stored_s
 
     def _arrived(self, load: Load, slot: int) -> Block | None:
         """The block in DRAM; None if its time is over, or it was erased since it was asked for."""
@@ -364,8 +379,10 @@ class Loader:
         expiry = self._residency.expiry
         if expiry.covers(block.namespace):
             expiry.adopted(run[0], load.stored_s)  # it is as old as when it was stored first
-            if expiry.over(run) and self._residency.drop(run[0], outcomes.EXPIRED):
-                return None
+            if expiry.over(run):
+                load.source.was_too_old(run[0])
+                if self._residency.drop(run[0], outcomes.EXPIRED):
+                    return None
         self._residency.writes.offer(*run)  # to NVMe, as any block that is new here
         self._residency.settle(*run)
         return run[0]

@@ -12,6 +12,7 @@ large record is not overtaken for ever by small ones. Prefetches leave a part of
 
 from __future__ import annotations
 
+import mmap
 import random
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
@@ -23,7 +24,8 @@ from kvstore.health.breaker import Breaker, Job
 from kvstore.health.measuring import Measuring
 from kvstore.health.speed import TierSpeed
 from kvstore.health.window import Window
-from kvstore.index.block import NO_SLOT, Block
+from kvstore.index.block import NO_SLOT, Block, Namespace
+from kvstore.index.forest import split_hashes
 from kvstore.index.slots import Slots
 from kvstore.ledger.counters import Counters
 from kvstore.movement.load_queue import LoadQueue
@@ -31,9 +33,12 @@ from kvstore.movement.shared import Fetched, SharedLevel, Wanted
 from kvstore.protocol import answers
 from kvstore.residency.levels import Member
 from tiers.base import NAMESPACE_BYTES, Get
+from tiers.nvme.device_table import Row
 
 LOAD_BATCH_BYTES = 8 * MIB  # bytes that one job reads at most
 LOAD_BATCH_SHARE = 0.25  # of what may be under way, in one job
+TOO_OLD_S = 3600.0  # for which what a bucket has and its TTL is over for is not asked for again
+TOO_OLD_BLOCKS_MAX = 65_536  # remembered, of one bucket; beyond it all are forgotten
 PREFETCH_SHARE = 0.75  # of what may be under way, for loads that no request waits for yet
 require(
     0 < LOAD_BATCH_SHARE < PREFETCH_SHARE < 1, "prefetches leave room for a load that a request waits for"
@@ -192,16 +197,29 @@ class DeviceSource(Source):
     def read(self, batch: Sequence[Load], job: Job, done: Callable[[Sequence[Read]], None]) -> None:
         items = [(load.block.place[1], load.block.key, self._arena.view(load.slot)) for load in batch]
 
-        def work() -> list[Read]:
+        def work() -> list[tuple[Get, Row | None]]:
             self.loads.start(job)
-            return self.member.device.read(items)
+            return self.member.device.read_rows(items)
 
-        self.member.io.submit(work, done, failed=[(Get.FAILED, b"")] * len(batch), urgent=True)
+        def have_read(answers: Sequence[tuple[Get, Row | None]]) -> None:
+            done(list(map(self._known, batch, answers)))
+
+        failed: list[tuple[Get, Row | None]] = [(Get.FAILED, None)] * len(batch)
+        self.member.io.submit(work, have_read, failed, urgent=True)
+
+    def _known(self, load: Load, answer: tuple[Get, Row | None]) -> Read:
+        """What is promoted is as old as its row says: a TTL that is set later counts from then."""
+        result, row = answer
+        if row is None:
+            return result, b""
+        load.stored_s = row.stored_s
+        return result, row.checksum
 
 
 class SharedSource(Source):
     """A shared level. A lookup that found it too slow says so to `refuse`: one record is fetched now and then, and thrown away,
-    to see whether it still is."""
+    to see whether it still is. What came and was over its TTL is not promised again for TOO_OLD_S, or until a TTL changes: only
+    its record says how old it is."""
 
     def __init__(
         self, level: SharedLevel, arena: Slots, clock: Callable[[], float], changed: Callable[[], None]
@@ -216,12 +234,41 @@ class SharedSource(Source):
         self.speed, self.window = TierSpeed(clock), Window(limits.stall_s, clock)
         self.jobs_max, self.batch_records = limits.jobs_max, limits.batch_records
         self._arena = arena
+        self._clock = clock
+        self._too_old: dict[
+            bytes, dict[bytes, float]
+        ] = {}  # by namespace and block: until when it counts as gone
         self._measuring = Measuring(clock, chance)
         self._begun = 0  # loads that requests asked for
         self._refused: tuple[bytes, int] | None = None  # a record and its bytes
 
     def count_corrupt(self, counters: Counters) -> None:
         counters.corrupt_shared += 1
+
+    def held(self, namespace: Namespace, hashes: bytes, start: int) -> int:
+        """As `SharedLevel.held`, up to the first block that is known to be over its TTL there."""
+        end, size = self.level.held(namespace, hashes, start), namespace.hash_bytes
+        known = self._too_old.get(namespace.digest)
+        if not known or end == start:
+            return end
+        run = split_hashes(hashes[start * size : end * size], size)
+        if known.keys().isdisjoint(run):
+            return end
+        return next((at for at, one in enumerate(run, start) if self.is_too_old(namespace, one)), end)
+
+    def is_too_old(self, namespace: Namespace, block_hash: bytes) -> bool:
+        """Whether a block came from here lately and was over its TTL."""
+        return self._clock() < self._too_old.get(namespace.digest, {}).get(block_hash, 0.0)
+
+    def was_too_old(self, block: Block) -> None:
+        """It came, and was over its TTL."""
+        if sum(map(len, self._too_old.values())) >= TOO_OLD_BLOCKS_MAX:
+            self._too_old.clear()
+        self._too_old.setdefault(block.namespace.digest, {})[block.hash] = self._clock() + TOO_OLD_S
+
+    def forget_too_old(self) -> None:
+        """A TTL changed."""
+        self._too_old.clear()
 
     def refuse(self, key: bytes, size_bytes: int) -> None:
         """A lookup would have used this record, if loading did not take longer than computing."""
@@ -251,7 +298,8 @@ class SharedSource(Source):
         job = self.loads.begin(size_bytes)
         self.speed.begin(job)
         self.loads.start(job)
-        wanted = Wanted(key, memoryview(bytearray(size_bytes)))
+        # Not a bytearray, which is zeroed here, with all engines waiting.
+        wanted = Wanted(key, memoryview(mmap.mmap(-1, size_bytes)))
         self.level.fetch([wanted], lambda answers: self._measured(job, answers[0][0]))
 
     def _measured(self, job: Job, result: Get) -> None:

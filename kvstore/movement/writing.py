@@ -228,7 +228,7 @@ class Writer:
             if result is Put.STORED:
                 self._stored(member, block, slot)
             else:
-                self._failed(member, block, slot)
+                self._failed(member, block, slot, result)
         member.stores.end(job, any(result is not Put.FAILED for result in results))
         self._wrote()
         self.pump()
@@ -245,12 +245,15 @@ class Writer:
         self._residency.arrived_on_nvme(block, member, slot)
         self._residency.unpin(block)
 
-    def _failed(self, member: Member, block: Block, slot: int) -> None:
+    def _failed(self, member: Member, block: Block, slot: int, result: Put) -> None:
         """Whatever its row says now: a row that lies is caught by its checksum."""
         self._counters.demote_failed += 1
         member.device.set_aside(slot)
         self._residency.quotas.used(block.namespace, IN_NVME, -1)
-        self._put_off(block)
+        if result is Put.NO_ROOM or self._queue.failed(block):
+            self._put_off(block)
+        else:
+            self._residency.unpin(block)
 
     def _put_off(self, block: Block) -> None:
         self._queue.put_off([block])

@@ -43,7 +43,8 @@ class Breaker(TypedDict):
 
 
 class Disk(TypedDict):
-    """An NVMe directory. level: "" of one that is only remembered. room_bytes: what it can have of its capacity."""
+    """An NVMe directory. level: "" of one that is only remembered. records, used_bytes: None where no daemon has read it.
+    room_bytes: what it can have of its capacity."""
 
     level: str
     directory: str
@@ -52,8 +53,8 @@ class Disk(TypedDict):
     state: str
     problem: str
     todo: str
-    records: int
-    used_bytes: int
+    records: int | None
+    used_bytes: int | None
     capacity_bytes: int
     room_bytes: int
 

@@ -34,17 +34,18 @@ from msgspec import Meta
 from tiers.checksum import COLUMNS_MAX
 from tiers.dram.model_slabs import CONTENT_BYTES, LABEL_BYTES_MAX, SLABS_MAX
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 HEADER = struct.Struct("<I")
 HEADER_BYTES = HEADER.size
-FRAME_BYTES_MAX = 4 << 20  # payload; a larger claim closes the connection
 HELLO_BYTES_MAX = 4096  # payload of a Hello, before we know who is talking
 
 DIGEST_BYTES = 16
 CHECKSUM_BYTES = 16
 HASH_BYTES_MIN, HASH_BYTES_MAX = 8, 64
 HASHES_MAX = 65536  # per lookup, residency or prefetch
+# Payload: the largest lookup. A larger claim closes the connection.
+FRAME_BYTES_MAX = HASHES_MAX * HASH_BYTES_MAX + (64 << 10)
 LEASE_HASHES_MAX = 512  # per reserve or acquire: so many are served in one go
 LOOKUP_NAMESPACES_MAX = 64
 FIELDS_BYTES_MAX = 16 << 10  # of a namespace, keys and values together
@@ -55,7 +56,6 @@ TRACEPARENT_CHARS = 55  # of W3C Trace Context; what a later version of it has b
 SETTING_CHARS_MAX = 8192
 MODEL_SLABS_MAX = 1024  # in one answer, or of one commit
 
-assert HASHES_MAX * HASH_BYTES_MAX <= FRAME_BYTES_MAX, "the largest lookup must fit a frame"
 assert LEASE_HASHES_MAX <= HASHES_MAX, "what can be leased can be looked up"
 
 _Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -95,7 +95,7 @@ class Register(msgspec.Struct, array_like=True, tag=2):
 
 class Lookup(msgspec.Struct, array_like=True, tag=3):
     """How many leading blocks do *all* these namespaces hold? The rest is for the accounts, see
-    kvstore.accounts.Asking. trace: the request's W3C traceparent; what is none is ignored. Answer: Count, with `writing`."""
+    kvstore.ledger.accounts.Asking. trace: the request's W3C traceparent; what is none is ignored. Answer: Count, with `writing`."""
 
     namespaces: Annotated[list[_Id], Meta(min_length=1, max_length=LOOKUP_NAMESPACES_MAX)]
     hashes: bytes
@@ -108,6 +108,7 @@ class Lookup(msgspec.Struct, array_like=True, tag=3):
         False  # of a request that was asked for before with another ticket: preempted, or prefilled elsewhere
     )
     trace: Annotated[str, Meta(max_length=TRACEPARENT_CHARS)] = ""
+    lasting: bool = True
 
 
 class Residency(msgspec.Struct, array_like=True, tag=4):
@@ -227,6 +228,24 @@ class Fill(msgspec.Struct, array_like=True, tag=18):
 
     fills: Annotated[list[tuple[_Lease, _Id, bytes]], Meta(max_length=FILLS_MAX)]
     life: _Id = 0
+
+
+class Windows(msgspec.Struct, array_like=True, tag=19):
+    """Up to where do KV groups that need only the end of a prefix, sliding windows and states, have what they need to go on? groups:
+    namespaces, and how many tokens before the next one each needs. hashes: of the whole prompt, one every hash_tokens. held_tokens,
+    reach_tokens: what lookups of the other groups found, without and with what is being written; a hit is a multiple of align_tokens.
+    The rest as in Lookup. Answer: Count, in tokens."""
+
+    groups: Annotated[list[tuple[_Id, _Tokens]], Meta(min_length=1, max_length=LOOKUP_NAMESPACES_MAX)]
+    hashes: bytes
+    hash_tokens: Annotated[int, Meta(ge=1, lt=1 << 32)]
+    align_tokens: Annotated[int, Meta(ge=1, lt=1 << 32)]
+    held_tokens: _Tokens
+    reach_tokens: _Tokens
+    ticket: _Id = 0
+    local_tokens: _Tokens = 0
+    prefill_tokens_per_s: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    lasting: bool = True
 
 
 class Record(msgspec.Struct, array_like=True, tag=41):
@@ -447,7 +466,7 @@ class Registered(msgspec.Struct, array_like=True, tag=65):
 
 
 class Count(msgspec.Struct, array_like=True, tag=66):
-    """writing: of a lookup: how many blocks behind those counted are being written, or held behind such ones."""
+    """writing: of a lookup: how many blocks behind those counted are being written, or held behind such ones; of windows, tokens."""
 
     value: int
     writing: int = 0
@@ -579,6 +598,7 @@ class Error(msgspec.Struct, array_like=True, tag=127):
 Request = (
     Register
     | Lookup
+    | Windows
     | Residency
     | Reserve
     | Commit

@@ -63,7 +63,7 @@ MEANINGS = {
     "never_seen": "not seen before, or longer ago than is remembered",
     "evicted_dram": "was held in DRAM only, and made room for others",
     "evicted_nvme": "was held on NVMe at last, and made room for others",
-    "expired": "its time to live was over",
+    "expired": "its time to live was over, or it was erased",
     "over_quota": "its tenant or namespace had used up its quota",
     "cleared": "was dropped by hand (kvstore clear)",
     "not_admitted": "was offered, and there was no room for it or others were worth more",

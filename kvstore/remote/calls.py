@@ -18,7 +18,7 @@ from kvstore.remote.places import ATTEMPTS_MAX, METHODS
 from kvstore.remote.values import OperationState, Space, filled, plain
 
 Hashes = bytes | Sequence[bytes]
-SLOW_S: Final = 600.0  # of what reads every row, moves many records, or drops many
+SLOW_S: Final = 600.0  # of what reads every row, moves many records, drops many, or goes to buckets, one of which may hang
 WATCH_S: Final = 300.0  # of one stream of what goes on; then it is begun anew
 NAMESPACES_BYTES_MAX: Final = 64 << 20  # of all pages: they would go on for as long as a node likes
 PAUSE_S: Final = 0.25  # before a stream that broke is begun anew; thrice as long each time
@@ -187,21 +187,24 @@ def watch_figures(interval_s: float = 1.0) -> Steps:
 
 
 def _watched(method: str, is_last: Callable[[Any], bool], **fields: Any) -> Steps:
-    """Emits answers until the last, and returns that one. A stream that ends before is begun anew."""
+    """Emits answers until the last, and returns that one. A stream that ends before is begun anew, unless it brought nothing for as
+    long as it had."""
     patience, request = Patience(), request_of(method, **fields)
     answers = GetMessageClass(METHODS[method].output_type)
     while True:
+        has_brought = False
         try:
             yield Open(method, request, WATCH_S)
             while (message := (yield Read())) is not None:
-                patience = Patience()
+                patience, has_brought = Patience(), True
                 answer = plain(parsed(answers, message))
                 yield Emit(answer)
                 if is_last(answer):
                     return answer
             yield patience.after(Unreachable(f"{method}: the stream ended"))
         except DeadlinePassed:
-            continue
+            if not has_brought:
+                raise
         except NodeError as error:
             yield patience.after(error)
 

@@ -78,24 +78,30 @@ class Calls:
     namespaces = Method("answer", calls.namespaces)
     register_namespace = Call("CacheService/RegisterNamespace")
 
-    list_models, get_model = Call("ModelService/ListModels"), Call("ModelService/GetModel")
+    list_models, get_model = Call("ModelService/ListModels", SLOW_S), Call("ModelService/GetModel", SLOW_S)
     publish_model, remove_model = Call("ModelService/PublishModel"), Call("ModelService/RemoveModel")
     collect_models, verify_model = Call("ModelService/CollectModels"), Call("ModelService/VerifyModel")
-    preload_model, evict_model = Call("ModelService/PreloadModel"), Call("ModelService/EvictModel")
+    preload_model, evict_model = Call("ModelService/PreloadModel"), Call("ModelService/EvictModel", SLOW_S)
     load_model, unload_model = Call("ModelService/LoadModel"), Call("ModelService/UnloadModel")
-    pin_model, unpin_model = Call("ModelService/PinModel"), Call("ModelService/UnpinModel")
+    pin_model, unpin_model = Call("ModelService/PinModel", SLOW_S), Call("ModelService/UnpinModel", SLOW_S)
 
-    list_regions, get_regions = Call("RegionService/ListRegions"), Call("RegionService/GetRegions")
+    list_regions, get_regions = (
+        Call("RegionService/ListRegions", SLOW_S),
+        Call("RegionService/GetRegions", SLOW_S),
+    )
     plan_warming, cancel_warming = (
         Call("RegionService/PlanWarming", SLOW_S),
-        Call("RegionService/CancelWarming"),
+        Call("RegionService/CancelWarming", SLOW_S),
     )
     warm_region, verify_region = Call("RegionService/WarmRegion"), Call("RegionService/VerifyRegion")
     plan_erasure, cancel_erasure = (
         Call("RegionService/PlanErasure", SLOW_S),
-        Call("RegionService/CancelErasure"),
+        Call("RegionService/CancelErasure", SLOW_S),
     )
-    erase_regions, list_erasures = Call("RegionService/EraseRegions"), Call("RegionService/ListErasures")
+    erase_regions, list_erasures = (
+        Call("RegionService/EraseRegions"),
+        Call("RegionService/ListErasures", SLOW_S),
+    )
 
     report, watch_figures = Call("ReportService/GetReport"), Method("items", calls.watch_figures)
 

@@ -14,6 +14,7 @@ import ipaddress
 import json
 import os
 import re
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -39,6 +40,7 @@ NOT_REPEATED: Final = frozenset(
     {
         *("Put", "ChangeSetting", "PublishModel", "RemoveModel", "CollectModels", "VerifyModel"),
         *("PreloadModel", "LoadModel", "WarmRegion", "VerifyRegion", "EraseRegions"),
+        *("Erase", "UnloadModel", "EvictModel", "CancelWarming", "CancelErasure"),
     }
 )
 # By "CacheService/Lookup".
@@ -51,11 +53,12 @@ METHODS: Final = {
 
 
 def service_config(multiplier: float = 3.0, pause_s_max: float = 5.0) -> str:
-    """Calls that may be repeated are, where nobody answers: over some 8 s, so that a node may restart meanwhile."""
+    """Calls that may be repeated are, where nobody answers: over some 8 s, so that a node may restart meanwhile. Streams are not: our
+    own steps begin them anew, and one that gRPC repeats may wait for a node that was killed until its deadline."""
     repeated = [
         {"service": method.containing_service.full_name, "method": method.name}
         for method in METHODS.values()
-        if method.name not in NOT_REPEATED
+        if method.name not in NOT_REPEATED and not method.server_streaming
     ]
     # CANCELLED, where it was not us: a call that came in at the moment when the server ended.
     policy = {
@@ -116,6 +119,7 @@ class Where:
         if self.is_plain:
             return None
         ca, key, certificate = (_read(path) if path else None for path in self._files)
+        _require_usable(*self._files)
         return grpc.ssl_channel_credentials(ca, key, certificate)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -157,9 +161,8 @@ class Lines(Generic[C]):
                 self._looked_s = now_s
                 state = self._where.state()
                 if self._line is None or (state is not None and state != self._line.state):
-                    new = Line(self._open(self._where.target, self._where.credentials()), state)
-                    self._leave()
-                    self._line = new
+                    self._renew(state)
+            assert self._line is not None
             self._line.calls += 1
             return self._line
 
@@ -173,6 +176,17 @@ class Lines(Generic[C]):
         with self._lock:
             self._leave()
             return self._over()
+
+    def _renew(self, state: object) -> None:
+        """Files that do not fit, as while they are replaced one by one, replace nothing. Raises BadRequest at the first time."""
+        try:
+            new = Line(self._open(self._where.target, self._where.credentials()), state)
+        except BadRequest:
+            if self._line is None:
+                raise
+        else:
+            self._leave()
+            self._line = new
 
     def _leave(self) -> None:
         if self._line is not None:
@@ -212,6 +226,22 @@ def _read(path: Path) -> bytes:
         return read_bytes(path, FILE_BYTES_MAX)
     except Unreadable as error:
         raise BadRequest(str(error), "CERTIFICATES") from error
+
+
+def _require_usable(ca: Path | None, key: Path | None, certificate: Path | None) -> None:
+    """With those that are not, gRPC says of the node that it cannot be reached. Raises BadRequest."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    wrong = f"{ca}: not certificates in PEM"
+    try:
+        if ca is not None:
+            context.load_verify_locations(ca)
+        if certificate is not None:
+            wrong = f"{certificate} or its key {key}: not PEM that can be used without a password"
+            context.load_cert_chain(certificate, key, password="")
+    except (ssl.SSLError, OSError, ValueError) as error:
+        if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
+            wrong = f"{key}: not the key of {certificate}"
+        raise BadRequest(wrong, "CERTIFICATES") from error
 
 
 def _token(path: Path) -> str:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from kvstore.remote.calls import SLOW_S, Emit, Hashes, Open, Patience, Read, Steps, Write, lookup
+from kvstore.remote.calls import SLOW_S, Emit, Hashes, Open, Patience, Read, Steps, Write
 from kvstore.remote.errors import BadRequest, NodeError, WrongBytes, parsed
 from kvstore.remote.values import Namespace, joined, selector
 from kvstore.v1 import cache_pb2
@@ -216,8 +216,6 @@ def put_records(space: Namespace, hashes: Hashes, records: Sequence[Buffer], par
             at += PUT_MAX
         elif sent:
             at += sent[-1] + 1
-        elif held := (yield from lookup(space, wanted[at:])).held_blocks:  # more than one Put takes
-            at += held
         else:
             return Stored(blocks, tuple(refused), full=True)
     return Stored(blocks, tuple(refused), full=False)

@@ -240,6 +240,8 @@ class Eviction:
             return True
         spared = False
         for block in islice(coldest.victims(), looks):
+            if holder not in residency.quotas.holders(block.namespace):
+                continue  # of a namespace whose tenant was named since
             if block is self._spared:
                 spared = True
             elif not residency.guards.guards(block, bit) and not (

@@ -37,6 +37,7 @@ LEND_AT_ONCE: Final = 16  # free slabs taken between two yields
 GIVE_AT_ONCE: Final = 256  # slabs given back between two yields
 VERIFY_AT_ONCE: Final = 2  # slabs of adopted models that are read at a time
 PINS_EVERY_S: Final = 2.0  # looked at
+PINS_WAIT_S: Final = 10.0  # for them, before others leave: a disk may hang
 
 log = logging.getLogger("kvstore.residency.models")
 
@@ -100,7 +101,8 @@ class Loads:
 class Models:
     """Those of one arena. Called from the engine's thread only. slabs: None where models can have none.
 
-    capacity_bytes, and pins, which reads the labels of those that must stay, in a thread: settings."""
+    capacity_bytes, and pins, which reads the labels of those that must stay, in a thread: settings. A capacity that is less than
+    models have is reached within seconds, but for those that are pinned or in use."""
 
     def __init__(
         self, residency: Residency, takeovers: Takeovers, io: Io, clock: Callable[[], float]
@@ -109,6 +111,7 @@ class Models:
         self.loads = Loads()
         self.pins: Callable[[], Set[str]] = frozenset
         self._slabs: Slabs | None = residency.arena.slabs
+        self._arena_bytes = residency.arena.stats().capacity_bytes
         self._background = residency.background
         self._counters = residency.counters
         self._expiry = residency.expiry
@@ -116,13 +119,15 @@ class Models:
         self._by_label: dict[str, Resident] = {}
         self._pinned: Set[str] = frozenset()
         self._pins_due_s = 0.0
+        self._looks: dict[User, float] = {}  # who waits for pins to be read; until when
         self._verifying: set[int] = set()  # slots
         self._leaving: set[int] = set()  # slots that no model has any more, and that are being given back
 
     # -- filling --
 
     def reserve(self, filler: User, label: str, content: bytes, count: int) -> Resident:
-        """Have slabs for a model, which its filler alone writes; asked again, it goes on where there was no room.
+        """Have slabs for a model, which its filler alone writes; asked again, it goes on where there was no room. Its state is
+        "verifying", too, while it is looked which of the others, that would have to leave, are pinned.
 
         Raises LimitExceeded (it does not fit, even if others leave), InUse (others fill it, or another content of this name is used, or
         pinned): nothing leaves then.
@@ -131,13 +136,10 @@ class Models:
         if model is not None and (model.content, model.count) != (content, count):
             if model.filler is not None or self._is_used(model):
                 raise InUse(f"model {label}: other bytes of this name are in DRAM, and in use")
-            if label in self._pinned:
-                raise InUse(
-                    f"model {label}: other bytes of this name are in DRAM, and pinned: unpin it first"
-                )
             model = None
         if model is None:
-            self._make_place(label, count)
+            if not self._make_place(filler, label, count):
+                return Resident(label, content, count, self._clock(), unverified={0})
             model = self._by_label[label] = Resident(label, content, count, self._clock())
         if model.filler not in (None, filler):
             raise InUse(f"model {label}: another process brings it into DRAM")
@@ -202,26 +204,54 @@ class Models:
             model.slots.update(zip(indexes, slots, strict=False))
         return len(model.slots) < model.count
 
-    def _make_place(self, label: str, count: int) -> None:
-        """Models leave for this one, before all others that which has its name. Raises LimitExceeded, with nothing changed."""
-        limit = self.capacity_bytes // self._slab_bytes if self._slab_bytes else 0
+    def _make_place(self, filler: User, label: str, count: int) -> bool:
+        """Models leave for this one, before all others that which has its name. False while it is not known who may. Raises
+        LimitExceeded, InUse, with nothing changed."""
         replaced = self._by_label.get(label)
-        leaving = [replaced] if replaced is not None else []
-        over = sum(model.count for model in self._by_label.values() if model is not replaced) + count - limit
-        for model in sorted(self._by_label.values(), key=lambda model: model.used_s):
-            if over <= 0:
-                break
-            if model is not replaced and not self._must_stay(model):
+        others = [model for model in self._by_label.values() if model is not replaced]
+        leaving, over = self._surplus(others, count)
+        if (replaced is not None or leaving or over > 0) and not self._has_looked(filler):
+            return False
+        if replaced is not None and label in self._pinned:
+            raise InUse(f"model {label}: other bytes of this name are in DRAM, and pinned: unpin it first")
+        if over > 0:
+            stay = sum(model.count for model in others if model not in leaving) * self._slab_bytes
+            limit = f"models.dram_bytes is {format_bytes(self.capacity_bytes)}"
+            if self._arena_bytes < self.capacity_bytes:
+                limit = f"the arena is {format_bytes(self._arena_bytes)}"
+            limit += f", of which models that must stay take {format_bytes(stay)}" if stay else ""
+            if not self.capacity_bytes:
+                limit = "models.dram_bytes is 0: no models are kept in DRAM"
+            raise LimitExceeded(f"model {label}: {format_bytes(count * self._slab_bytes)} of slabs; {limit}")
+        for model in [replaced, *leaving] if replaced is not None else leaving:
+            log.info("a model leaves DRAM for another one", extra={"model": model.label, "comes": label})
+            self._drop(model)
+        return True
+
+    def _has_looked(self, filler: User) -> bool:
+        """Whether pins were read since it asked: one may be a moment old, and what it stands for must stay."""
+        if filler not in self._looks:
+            self._looks[filler] = self._clock() + PINS_WAIT_S
+            self._io.submit(self.pins, partial(self._pins_read, filler), failed=None)
+        has_looked = self._clock() >= self._looks[filler]
+        if has_looked:
+            del self._looks[filler]
+        return has_looked
+
+    def _surplus(self, models: Sequence[Resident], more: int = 0) -> tuple[list[Resident], int]:
+        """Of these, with so many slabs more, those that leave so that all fit into their share; and the slabs that do not fit then."""
+        limit = min(self.capacity_bytes, self._arena_bytes) // self._slab_bytes if self._slab_bytes else 0
+        leaving, over = [], sum(model.count for model in models) + more - limit
+        for model in sorted(models, key=lambda model: model.used_s):
+            if over > 0 and not self._must_stay(model):
                 leaving.append(model)
                 over -= model.count
-        if over > 0:
-            held = format_bytes(sum(m.count for m in self._by_label.values()) * self._slab_bytes)
-            raise LimitExceeded(
-                f"model {label}: {format_bytes(count * self._slab_bytes)} of slabs; models.dram_bytes is "
-                f"{format_bytes(self.capacity_bytes)}, of which {held} are taken, not all of it by models that may leave"
-            )
-        for model in leaving:
-            log.info("a model leaves DRAM for another one", extra={"model": model.label, "comes": label})
+        return leaving, over
+
+    def _trim(self) -> None:
+        """Their share was lowered: what is not in use leaves."""
+        for model in self._surplus(list(self._by_label.values()))[0]:
+            log.info("a model leaves DRAM: models.dram_bytes is less now", extra={"model": model.label})
             self._drop(model)
 
     # -- using --
@@ -247,6 +277,7 @@ class Models:
         """A connection has ended: its uses, and what it was filling. Committed slabs stay; those that it may still be
         writing are given back by `lost_steps`, before its number is another one's."""
         lost: list[int] = []
+        self._looks.pop(user, None)
         for model in list(self._by_label.values()):
             model.users.discard(user)
             if model.filler is user:
@@ -269,7 +300,7 @@ class Models:
     def _free(self, model: Resident, indexes: Sequence[int]) -> None:
         slots = self._taken_from(model, indexes)
         self._leaving.update(slots)
-        self._background.begin(self._give_steps(slots))
+        self._background.begin(self._give_steps([slot for slot in slots if slot not in self._verifying]))
 
     def _taken_from(self, model: Resident, indexes: Sequence[int]) -> list[int]:
         model.ready.difference_update(indexes)
@@ -342,6 +373,8 @@ class Models:
 
     def _verified(self, model: Resident, index: int, slot: int, is_true: bool) -> None:
         self._verifying.discard(slot)
+        if slot in self._leaving:  # its model was dropped while a thread read it
+            self._background.begin(self._give_steps([slot]))
         is_still_its = index in model.unverified and model.slots[index] == slot
         if is_still_its and is_true:
             model.unverified.discard(index)
@@ -370,10 +403,14 @@ class Models:
         self._verify()
         if self._by_label and now_s >= self._pins_due_s:
             self._pins_due_s = now_s + PINS_EVERY_S
-            self._io.submit(self.pins, self._pins_read, failed=None)
+            self._io.submit(self.pins, partial(self._pins_read, None), failed=None)
 
-    def _pins_read(self, labels: Set[str] | None) -> None:
-        self._pinned = self._pinned if labels is None else labels
+    def _pins_read(self, filler: User | None, labels: Set[str] | None) -> None:
+        if filler in self._looks:
+            self._looks[filler] = self._clock()
+        if labels is not None:
+            self._pinned = labels
+            self._trim()
 
     def status(self) -> list[answers.Model]:
         return [

@@ -13,7 +13,8 @@ that needs one to stay calls `pin`, and `unpin` with the same blocks when it is 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 
 from kvstore.events.journal import Journal
 from kvstore.health.write_budget import WriteBudget
@@ -148,6 +149,18 @@ class Residency:
             for block in run:
                 self.quotas.may_leave(block)
 
+    def renewed(self, run: Collection[Block]) -> None:
+        """The bytes of these blocks, whose time was over, are offered again: as if stored now, and so after a restart."""
+        stored_s = int(self.expiry.now_s())
+        for block in run:
+            self.expiry.stored(block)
+        self.arena.restamp([block.slot for block in run if block.where & IN_DRAM], stored_s)
+        for member in self.nvme.members:
+            there = [block for block in run if block.where & IN_NVME and block.device == member.number]
+            if there and member.writable:
+                keys = {block.place[1]: block.key for block in there}
+                member.io.submit(partial(member.device.restamp, keys, stored_s), lambda _: None, failed=None)
+
     # -- coming --
 
     def arrived_in_dram(
@@ -207,7 +220,8 @@ class Residency:
         if self.expiry or None in filed:
             for block, (block_hash, _, slot, stored_s) in zip(filed, rows, strict=True):
                 held = block or namespace.blocks[block_hash]
-                if self.expiry and (block is held or stored_s > self.expiry.stored_s(held)):
+                is_new = block is not None and not block.where & IN_DRAM  # else the later row is right
+                if self.expiry and (is_new or stored_s > self.expiry.stored_s(held)):
                     self.expiry.adopted(held, stored_s)
                 if block is None:
                     member.give(slot)
@@ -218,13 +232,20 @@ class Residency:
 
     def _update_below(self, namespace: Namespace) -> None:
         """Blocks below one that came or went learn whether they are ROOTED; many of them in the background."""
-        if namespace.stale and namespace not in self._spreading:
+        if namespace.is_behind and namespace not in self._spreading:
             self._spreading.add(namespace)
             self.background.begin(self._update_steps(namespace))
 
     def _update_steps(self, namespace: Namespace) -> Steps[None]:
-        yield from forest.spread_steps(namespace)
+        yield from forest.spread_steps(namespace, self._hung)
         self._spreading.discard(namespace)
+
+    def _hung(self, block: Block) -> None:
+        """A block that came before hangs on another one now."""
+        if self.expiry:
+            self.expiry.hung(block)
+        if self.guards:
+            self.guards.came(block)
 
     def _came(self, run: Sequence[Block], bit: int) -> None:
         if self.journal is not None:

@@ -137,6 +137,22 @@ class WriteQueue:
         self.write_budget.wrote(block.namespace.slot_bytes, block in self._promised)
         self._promised.discard(block)
 
+    def failed(self, block: Block) -> bool:
+        """A write of it failed, which may have worn the disk as much as any other: it is spent. Returns whether the budget lets it
+        be tried again; if not, it waits in no queue, and is offered when it is used again."""
+        budget, size_bytes = self.write_budget, block.namespace.slot_bytes
+        if not budget.limited:
+            return True
+        budget.wrote(size_bytes, block in self._promised)
+        self._promised.discard(block)
+        if budget.admits(self._blocks.policies.worth(block), size_bytes):
+            self._promised.add(block)
+            return True
+        self.waiting.pop(block, None)
+        self.refused.pop(block, None)
+        self._blocks.counters.demote_not_admitted += 1
+        return False
+
     def forget(self, run: Sequence[Block]) -> None:
         """These blocks leave DRAM."""
         for queue in (self.waiting, self.refused):

@@ -30,9 +30,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from typing import TypeGuard
 
 from kvstore.constants import EXPIRY_LOOKS, STEP_BLOCKS
 from kvstore.index.block import Block, Namespace
+from kvstore.index.climbs import CLIMB_LOOKS, Climbs
 from kvstore.index.forest import all_leaves_first, split_hashes
 from kvstore.index.table import BlockTable
 from kvstore.protocol.residency_bits import IN_ANY
@@ -63,6 +65,7 @@ class _Space:
     times: BlockTable[int] = field(default_factory=BlockTable)  # it grows in small steps, unlike a large dict
     newer: set[bytes] = field(default_factory=set)  # blocks that may have a child older than they are
     sweep_s: float = 0.0  # when the next sweep begins
+    climbs: Climbs[Block] = field(default_factory=Climbs)  # to the nearest of `prefixes`
 
     def time(self, block_hash: bytes) -> int:
         stored_s = self.times.get(block_hash)
@@ -78,9 +81,22 @@ class _Space:
             self.newer.add(block_hash)
         else:
             self.newer.discard(block_hash)
+        self.compare(block)
+
+    def compare(self, block: Block) -> None:
+        """With its parent."""
         parent = block.parent
-        if parent is not None and parent.where & IN_ANY and stored_s < self.time(parent.hash):
+        if _is_held(parent) and self.time(block.hash) < self.time(parent.hash):
             self.newer.add(parent.hash)
+
+    def ttl_of(self, block: Block, known: dict[Block, float], looks: int) -> tuple[float | None, int]:
+        """The TTL of a block, None where so many looks do not tell; and how many are left. `known`: TTLs of blocks."""
+        prefixes = self.prefixes
+        above, looks = self.climbs.climb(block, lambda one: one in known or one.hash in prefixes, looks)
+        if not looks:
+            return None, 0
+        known[block] = ttl_s = known[above] if above in known else prefixes.get(above.hash, self.ttl_s)
+        return ttl_s, looks
 
     def _has_older_child(self, block: Block, stored_s: int) -> bool:
         """Whether a child is older than that; True as well where there are too many to compare."""
@@ -88,21 +104,6 @@ class _Space:
         return len(children) > EXPIRY_CHILDREN_COMPARED or any(
             child.where & IN_ANY and self.time(child.hash) < stored_s for child in children
         )
-
-    def ttl_of(self, block: Block, known: dict[bytes, float]) -> float:
-        """The TTL of a block. `known`: TTLs of blocks passed on the way up, which neighbours share."""
-        passed: list[bytes] = []
-        above: Block | None = block
-        ttl_s = self.ttl_s
-        while above is not None:
-            found = self.prefixes.get(above.hash, known.get(above.hash))
-            if found is not None:
-                ttl_s = found
-                break
-            passed.append(above.hash)
-            above = above.parent
-        known.update(dict.fromkeys(passed, ttl_s))
-        return ttl_s
 
 
 class Expiry:
@@ -113,6 +114,7 @@ class Expiry:
         self.rows: Rows = (
             _no_rows  # asks the rows of these blocks for their times, 0 for unknown; answers later
         )
+        self.changed: Callable[[], None] = lambda: None  # called when a rule does
         self._spaces: dict[bytes, _Space] = {}
         self._work: deque[Callable[[], None]] = deque()  # each does a little, and appends what is left of it
         self._seconds: dict[int, int] = {}  # one object for each second: most blocks share theirs
@@ -170,6 +172,8 @@ class Expiry:
         return space
 
     def _changed(self, digest: bytes, space: _Space) -> None:
+        self.changed()
+        space.climbs.forget()
         space.least_s = min(space.ttl_s, *space.prefixes.values(), NEVER)
         space.sweep_s = 0.0
         if space.ttl_s == NEVER and not space.prefixes:
@@ -189,6 +193,12 @@ class Expiry:
         space = self._spaces.get(block.namespace.digest)
         if space is not None:
             space.note(block, self._of_row(space, stored_s))
+
+    def hung(self, block: Block) -> None:
+        """The block hangs on another one now."""
+        space = self._spaces.get(block.namespace.digest)
+        if space is not None:
+            space.compare(block)
 
     def stored_s(self, block: Block) -> int:
         """When it was stored, for its row; 0 where no rule governs it."""
@@ -238,16 +248,24 @@ class Expiry:
                 yield
         return count
 
-    def over(self, run: Sequence[Block]) -> set[Block]:
-        """Those of these blocks of one namespace whose time is over."""
+    def over(self, run: Sequence[Block], in_doubt: bool = True) -> set[Block]:
+        """Those of these blocks of one namespace, a parent before its children, whose time is over. in_doubt: what is said of blocks so
+        far below a prefix with a TTL that it is not found yet; the next call looks further."""
         space = self._spaces.get(run[0].namespace.digest) if run else None
         if space is None or space.least_s == NEVER:
             return set()
-        now_s, least_s, time, known = self.now_s(), space.least_s, space.time, dict[bytes, float]()
+        now_s, least_s, time = self.now_s(), space.least_s, space.time
         past = [(block, stored_s) for block in run if (stored_s := time(block.hash)) + least_s <= now_s]
         if not space.prefixes:
             return {block for block, _ in past}
-        return {block for block, stored_s in past if stored_s + space.ttl_of(block, known) <= now_s}
+        found: set[Block] = set()
+        known: dict[Block, float] = {}  # neighbours share theirs
+        looks = CLIMB_LOOKS
+        for block, stored_s in past:
+            ttl_s, looks = space.ttl_of(block, known, looks)
+            if in_doubt if ttl_s is None else stored_s + ttl_s <= now_s:
+                found.add(block)
+        return found
 
     # -- work in slices --
 
@@ -258,13 +276,25 @@ class Expiry:
 
     def tick(self) -> None:
         """Once a second: begin the sweeps that are due."""
-        now_s = self.now_s()
+        now_s, due = self.now_s(), list[tuple[bytes, _Space]]()
         for digest, space in self._spaces.items():
             if space.sweep_s <= now_s and space.least_s != NEVER:
-                namespace = self._known(digest)
-                if namespace is not None:
-                    space.sweep_s = NEVER
-                    self._work.append(partial(self._sweep, digest, space, all_leaves_first(namespace), 0))
+                space.sweep_s = NEVER
+                due.append((digest, space))
+        if due:
+            self._work.append(partial(self._begin, iter(due)))
+
+    def _begin(self, due: Iterator[tuple[bytes, _Space]]) -> None:
+        """The sweeps of some of these."""
+        some = list(islice(due, EXPIRY_LOOKS))
+        for digest, space in some:
+            namespace = self._known(digest)
+            if namespace is not None:
+                self._work.append(partial(self._sweep, digest, space, all_leaves_first(namespace), 0))
+            else:
+                space.sweep_s = 0.0
+        if some:
+            self._work.append(partial(self._begin, due))
 
     def step(self, may_go_on: Callable[[], bool]) -> None:
         """Do what is to be done, a millisecond at a time, as long as `may_go_on` says so."""
@@ -278,7 +308,7 @@ class Expiry:
         batch = list(islice(walk, EXPIRY_LOOKS))
         if batch:
             held = [block for block in batch if block is not None and block.where & IN_ANY]
-            over = self.over(held)
+            over = self.over(held[::-1], in_doubt=False)
             for block in held:
                 if block in over:
                     self._drop(block)
@@ -337,7 +367,7 @@ class Expiry:
                 ]
 
 
-def _is_held(block: Block | None) -> bool:
+def _is_held(block: Block | None) -> TypeGuard[Block]:
     return block is not None and bool(block.where & IN_ANY)
 
 

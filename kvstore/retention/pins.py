@@ -28,7 +28,7 @@ from itertools import islice
 
 from kvstore.constants import STEP_BLOCKS
 from kvstore.index.block import Block, Namespace
-from kvstore.index.forest import split_hashes
+from kvstore.index.forest import split_hashes, upwards
 from kvstore.index.table import BlockTable
 from kvstore.protocol import answers
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
@@ -179,6 +179,11 @@ class Pins:
     def __bool__(self) -> bool:
         return bool(self._spaces)
 
+    def limit(self, limits: dict[int, int]) -> None:
+        """Bytes by tier that may be guarded from now on: what waited for more moves up."""
+        self.limits.update(limits)
+        self._move_up()
+
     def guards(self, block: Block, bit: int) -> bool:
         """Whether the block must stay in this tier."""
         if not self._spaces:
@@ -195,7 +200,7 @@ class Pins:
         space = self._spaces.get(namespace.digest)
         guarded = space.guarded if space is not None else Numbers()
         more = {IN_DRAM: 0, IN_NVME: 0}
-        for looks, block in enumerate(_upwards(namespace.blocks.get(block_hash)), 1):
+        for looks, block in enumerate(upwards(namespace.blocks.get(block_hash)), 1):
             bit = _lowest(block)
             if bit and block.hash not in guarded:
                 more[bit] += self._slot_bytes(namespace, bit)
@@ -374,7 +379,7 @@ class Pins:
         """The next blocks above a chain, as far as they are known."""
         chain = space.chains.get(pinned)
         top = namespace.blocks.get(chain.top) if chain is not None else None
-        return [b.hash for b in islice(_upwards(top.parent), PIN_STEP_BLOCKS)] if top is not None else []
+        return [b.hash for b in islice(upwards(top.parent), PIN_STEP_BLOCKS)] if top is not None else []
 
     def _extend(self, space: _Space, pinned: bytes, above: Sequence[bytes]) -> None:
         self.changes += 1
@@ -419,8 +424,7 @@ class Pins:
             while bit and low < at and block.hash not in space.guarded:
                 self._give_room(space, namespace.blocks.get(chain[low]), bit)
                 low += 1
-                if self._guard(space, block, bit):
-                    self._waiting[bit].discard(block)
+                self._guard(space, block, bit)
 
     def _give_room(self, space: _Space, block: Block | None, bit: int) -> None:
         """A block of a chain is guarded no more: what is above it goes first."""
@@ -446,11 +450,12 @@ class Pins:
             self._waiting[bit].add(block)
 
     def _guard(self, space: _Space, block: Block, bit: int) -> bool:
-        """Guard a block that is not, if the share of its tier allows."""
+        """Guard a block that is not, if the share of its tier allows: it waits no more."""
         if self.guarded_bytes[bit] + self._slot_bytes(block.namespace, bit) > self.limits[bit]:
             return False
         space.guarded[block.hash] = bit
         self._count(block.namespace, bit, 1)
+        self._waiting[bit].discard(block)
         return True
 
     def _move_up(self) -> None:
@@ -484,12 +489,6 @@ def _discard_top(space: _Space, chain: Chain, pinned: bytes) -> None:
     tops.discard(pinned)
     if not tops:
         del space.tops[chain.top]
-
-
-def _upwards(block: Block | None) -> Iterator[Block]:
-    while block is not None:
-        yield block
-        block = block.parent
 
 
 def _lowest(block: Block) -> int:

@@ -60,8 +60,10 @@ class Quotas:
         self._background = background
         self._slot_bytes = slot_bytes
         self._namespaces: dict[bytes, Holder] = {}
-        self._tenants: dict[str, Holder] = {}
-        self._holders: dict[Namespace, tuple[str, Holder, Holder, Sequence[int]]] = {}  # sizes by tier bit
+        self._tenants: dict[str | None, Holder] = {}  # None: not known yet whose
+        self._holders: dict[
+            Namespace, tuple[str | None, Holder, Holder, Sequence[int]]
+        ] = {}  # sizes by tier bit
         self._limited = 0  # holders with a quota
 
     def __bool__(self) -> bool:
@@ -126,19 +128,24 @@ class Quotas:
                 is_new = True
         self._limited += holder.is_limited - before
         if is_new:
-            self._fill(holder, [n for n in namespaces if holder in self.holders(n)])
+            self._fill(holder, list(namespaces))
 
     def _fill(self, holder: Holder, namespaces: list[Namespace]) -> None:
-        """Put into order what is held already."""
+        """Put into order what is held already in those of these that are the holder's."""
 
         def steps() -> Steps[None]:
-            at = 0
+            looks = 0
             for namespace in namespaces:
-                for block in namespace.blocks.walk():
+                looks += 2 * STEP_BLOCKS // STEP_SLOW_BLOCKS  # for which a namespace counts
+                for block in namespace.blocks.walk() if holder in self.holders(namespace) else ():
                     holder.may_leave(block)
-                    at += 1
-                    if at % STEP_BLOCKS == 0:
+                    looks += 1
+                    if looks >= STEP_BLOCKS:
+                        looks = 0
                         yield
+                if looks >= STEP_BLOCKS:
+                    looks = 0
+                    yield
 
         self._background.begin(steps())
 
@@ -169,7 +176,8 @@ class Quotas:
 
     def tenants(self, count: int) -> list[tuple[str, list[int]]]:
         """The tenants that hold most, and what they hold, in bytes by tier bit."""
-        holding = [(name, holder.used) for name, holder in self._tenants.items() if any(holder.used)]
+        all_of = self._tenants.items()
+        holding = [(name, holder.used) for name, holder in all_of if name is not None and any(holder.used)]
         return nlargest(count, holding, key=lambda item: sum(item[1]))
 
     def check_slices(
@@ -199,7 +207,7 @@ class Quotas:
     def _all(self) -> Iterator[Holder]:
         return chain(self._namespaces.values(), self._tenants.values())
 
-    def _link(self, namespace: Namespace) -> tuple[str, Holder, Holder, Sequence[int]]:
+    def _link(self, namespace: Namespace) -> tuple[str | None, Holder, Holder, Sequence[int]]:
         tenant = tenant_of(namespace)
         own = self._namespaces.setdefault(namespace.digest, Holder())
         sizes = 0, *(self._slot_bytes(namespace, bit) for bit in (IN_DRAM, IN_NVME))
@@ -208,6 +216,8 @@ class Quotas:
         return linked
 
 
-def tenant_of(namespace: Namespace) -> str:
-    """The tenant that a namespace belongs to, as its engine named it; "" where it named none."""
-    return namespace.spec.fields.get("tenant", "")
+def tenant_of(namespace: Namespace) -> str | None:
+    """The tenant that a namespace belongs to, as its engine named it; "" where it named none, None where only a tier knows the
+    namespace: whose it is shows when its engine comes."""
+    spec = namespace.spec
+    return spec.fields.get("tenant", "") if spec.fields or spec.block_tokens else None

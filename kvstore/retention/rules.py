@@ -19,20 +19,23 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from kvstore.constants import MIB, RULE_BYTES, TENANT_CHARS_MAX, require
 from kvstore.errors import LimitExceeded, NotFound
+from kvstore.steps import Steps, finish
 from tiers.base import NAMESPACE_BYTES
 from tiers.files import replace_file
-from tiers.reading import Unreadable, read_json
+from tiers.reading import Unreadable, read_json, require_damaged
 
 RULES_OF_A_KIND_MAX = 4096  # pins, TTLs, quotas
+RULES_STEP = 500  # looked at, or encoded, between two yields
 RULES_BYTES_MAX = 3 * MIB  # of all rules, so counted: more would not fit into one answer
 RULES_FILE_BYTES_MAX = 16 * MIB  # a larger retention.json was not written by us
 require(2 * RULES_BYTES_MAX <= RULES_FILE_BYTES_MAX, "what is written can be read back")
@@ -91,6 +94,8 @@ class Quota(msgspec.Struct, frozen=True):
 
 
 Rule = Pin | Ttl | Quota
+SHELVES: dict[type[Rule], str] = {Pin: "pins", Ttl: "ttls", Quota: "quotas"}
+R = TypeVar("R")
 
 
 class Book(msgspec.Struct, frozen=True):
@@ -110,35 +115,58 @@ class Book(msgspec.Struct, frozen=True):
 
     def require_fitting(self) -> None:
         """Raises LimitExceeded when all rules together could not be read back, or not be reported."""
-        size = sum(map(rule_bytes, self.rules()))
+        finish(self.fitting_steps())
+
+    def fitting_steps(self) -> Steps[None]:
+        """The same in steps."""
+        size = 0
+        for number, some in enumerate(pieces(self.rules())):
+            if number:
+                yield
+            size += sum(map(rule_bytes, some))
         if size > RULES_BYTES_MAX:
             raise LimitExceeded(
                 f"all rules together would take {size} bytes: at most {RULES_BYTES_MAX} are allowed, "
                 f"{RULE_BYTES} for each and its names; remove some, or use shorter names of tenants"
             )
 
-    def with_rule(self, rule: Rule) -> Book:
-        """This rule instead of the one about the same thing, if there is one. Raises LimitExceeded."""
-        shelf = _shelf_of(rule)
-        others = tuple(known for known in getattr(self, shelf) if known.about != rule.about)
-        if len(others) >= RULES_OF_A_KIND_MAX:
+    def with_steps(self, rules: Sequence[Rule]) -> Steps[Book]:
+        """These rules of one kind instead of those about the same things, if there are any. Raises LimitExceeded."""
+        shelf, others = yield from self._others_steps(rules)
+        if len(others) + len(rules) > RULES_OF_A_KIND_MAX:
             raise LimitExceeded(
                 f"{len(others)} {shelf} are set already: at most {RULES_OF_A_KIND_MAX} are allowed"
             )
-        return msgspec.structs.replace(self, **{shelf: (*others, rule)})
+        return msgspec.structs.replace(self, **{shelf: (*others, *rules)})
+
+    def without_steps(self, rules: Sequence[Rule]) -> Steps[Book]:
+        """No rule about these things any more. rules: of one kind. Raises NotFound."""
+        shelf, others = yield from self._others_steps(rules)
+        if len(others) + len(rules) > len(getattr(self, shelf)):
+            known = {rule.about for rule in getattr(self, shelf)}
+            unknown = next(rule for rule in rules if rule.about not in known)
+            raise NotFound(f"no {shelf[:-1]} is set for {subject(unknown)}; `kvstore retention` lists all")
+        return msgspec.structs.replace(self, **{shelf: tuple(others)})
+
+    def _others_steps(self, rules: Sequence[Rule]) -> Steps[tuple[str, list[Rule]]]:
+        """The rules of that kind about other things."""
+        shelf = _shelf_of(rules[0])
+        about = {rule.about for rule in rules}
+        others: list[Rule] = []
+        for number, some in enumerate(pieces(getattr(self, shelf))):
+            if number:
+                yield
+            others += [known for known in some if known.about not in about]
+        return shelf, others
 
     def with_clock(self, boot_id: str, ahead_s: float) -> Book:
         """The same rules, kept at another time."""
         return msgspec.structs.replace(self, boot_id=boot_id, clock_ahead_s=ahead_s)
 
-    def without(self, rule: Rule) -> Book:
-        """No rule about this any more. Raises NotFound."""
-        shelf = _shelf_of(rule)
-        known = getattr(self, shelf)
-        others = tuple(other for other in known if other.about != rule.about)
-        if len(others) == len(known):
-            raise NotFound(f"no {shelf[:-1]} is set for {subject(rule)}; `kvstore retention` lists all")
-        return msgspec.structs.replace(self, **{shelf: others})
+
+def pieces(things: Sequence[R]) -> Iterator[Sequence[R]]:
+    """As many as are looked at between two yields."""
+    return (things[at : at + RULES_STEP] for at in range(0, len(things), RULES_STEP))
 
 
 def rule_bytes(rule: Rule) -> int:
@@ -152,7 +180,7 @@ def name_bytes(name: str | None) -> int:
 
 
 def _shelf_of(rule: Rule) -> str:
-    return {Pin: "pins", Ttl: "ttls", Quota: "quotas"}[type(rule)]
+    return SHELVES[type(rule)]
 
 
 def subject(rule: Rule) -> str:
@@ -172,14 +200,18 @@ class RuleFile:
         self._path = path
 
     def read(self) -> Book:
-        """The book of an earlier daemon; an empty one if there is none, or it cannot be read."""
-        if self._path is None or not self._path.exists():
+        """The book of an earlier daemon; an empty one if there is none, or it is damaged. Raises OpenError."""
+        if self._path is None:
             return Book()
         try:
             book = read_json(self._path, RULES_FILE_BYTES_MAX, Book)
             book.require_fitting()
             return book
         except (Unreadable, LimitExceeded) as error:
+            if isinstance(error, Unreadable):
+                if error.is_missing:
+                    return Book()
+                require_damaged(error)
             aside = self._path.with_suffix(".unreadable")
             log.warning("pins, TTLs and quotas are lost: %s; the file is kept as %s", error, aside)
             with suppress(OSError):
@@ -190,7 +222,7 @@ class RuleFile:
         """Put the book on disk; blocks, so from an I/O thread. "" when it is there, else why not."""
         if self._path is None:
             return ""
-        content = msgspec.json.format(msgspec.json.encode(book), indent=1)
+        content = b"".join(_encoded(book))
         if len(content) > RULES_FILE_BYTES_MAX:  # it could not be read at the next start
             return f"{self._path}: {len(content)} bytes, at most {RULES_FILE_BYTES_MAX} are allowed"
         try:
@@ -198,3 +230,18 @@ class RuleFile:
         except OSError as error:
             return f"{self._path}: {error.strerror or error}"
         return ""
+
+
+def _encoded(book: Book) -> Iterator[bytes]:
+    """The book as JSON, a rule a line, in pieces: while one is encoded no other thread has its turn."""
+    yield b'{"format":%d,"boot_id":%b,"clock_ahead_s":%b' % (
+        book.format,
+        msgspec.json.encode(book.boot_id),
+        msgspec.json.encode(book.clock_ahead_s),
+    )
+    for shelf in SHELVES.values():
+        yield b',\n"%b":[' % shelf.encode()
+        for number, some in enumerate(pieces(getattr(book, shelf))):
+            yield (b",\n" if number else b"\n") + b",\n".join(map(msgspec.json.encode, some))
+        yield b"]"
+    yield b"}\n"

@@ -137,7 +137,7 @@ class NodeServiceServicer(object):
 
     def ListOperations(self, request, context):
         """The work that was begun through this door, newest first, without documents. What has ended is forgotten after a while, the
-        oldest first. Who asks as a tenant sees none. Needs: view.
+        oldest first. Who asks as a tenant is refused. Needs: view.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

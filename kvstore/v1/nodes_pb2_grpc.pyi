@@ -53,7 +53,7 @@ class NodeServiceStub:
     """Have the daemon prove that its books balance: nothing lost, nothing handed out twice. Needs: admin."""
     ListOperations: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.ListOperationsRequest, _nodes_pb2.ListOperationsResponse]
     """The work that was begun through this door, newest first, without documents. What has ended is forgotten after a while, the
-    oldest first. Who asks as a tenant sees none. Needs: view.
+    oldest first. Who asks as a tenant is refused. Needs: view.
     """
     GetOperation: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.GetOperationRequest, _nodes_pb2.GetOperationResponse]
     """Needs: view."""
@@ -89,7 +89,7 @@ class NodeServiceAsyncStub(NodeServiceStub):
     """Have the daemon prove that its books balance: nothing lost, nothing handed out twice. Needs: admin."""
     ListOperations: _aio.UnaryUnaryMultiCallable[_nodes_pb2.ListOperationsRequest, _nodes_pb2.ListOperationsResponse]  # type: ignore[assignment]
     """The work that was begun through this door, newest first, without documents. What has ended is forgotten after a while, the
-    oldest first. Who asks as a tenant sees none. Needs: view.
+    oldest first. Who asks as a tenant is refused. Needs: view.
     """
     GetOperation: _aio.UnaryUnaryMultiCallable[_nodes_pb2.GetOperationRequest, _nodes_pb2.GetOperationResponse]  # type: ignore[assignment]
     """Needs: view."""
@@ -158,7 +158,7 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.ListOperationsResponse, _abc.Awaitable[_nodes_pb2.ListOperationsResponse]]:
         """The work that was begun through this door, newest first, without documents. What has ended is forgotten after a while, the
-        oldest first. Who asks as a tenant sees none. Needs: view.
+        oldest first. Who asks as a tenant is refused. Needs: view.
         """
 
     @_abc_1.abstractmethod

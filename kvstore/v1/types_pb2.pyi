@@ -54,7 +54,7 @@ class NamespaceSelector(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
-    """The digest of one of them in hex, or its beginning, from 4 digits on."""
+    """The digest of one of them in hex, or its beginning."""
     model: _builtins.str
     """The model's name, or a part of it."""
     tenant: _builtins.str

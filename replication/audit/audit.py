@@ -50,8 +50,9 @@ from tiers.errors import (
     ObjectRefused,
     ObjectUnavailable,
     PackDamaged,
+    PackUnknown,
 )
-from tiers.packs.pack_io import verified_pack
+from tiers.packs.pack_io import is_pack_later, verified_pack
 from tiers.packs.packs import PACKS, Pack, pack_identity
 from tiers.together import together
 
@@ -113,7 +114,9 @@ class Audit:
         again_s: float = AUDIT_AGAIN_S,
     ) -> None:
         """region: whose bucket it is. clock: unix seconds. again_s: pause before what is not there is asked for again."""
-        self.forgets_behind = True  # with a pack, what hangs on it
+        self.forgets_behind = True  # nobody copies packs here, in any order: what hangs on nothing is removed
+        # Whether somebody copies this one here again; with any other one that is gone, what hangs on it is removed.
+        self.is_brought: Callable[[Announced], bool] = lambda announced: not self.forgets_behind
         self.progress: Callable[[str, int, int], None] = lambda what, done, total: None
         self._objects = objects
         self._region = region
@@ -124,11 +127,16 @@ class Audit:
         self._again_s = again_s
         self.models = ModelAudit(objects, catalogue, hands, clock, self._check_place, again_s)
 
-    async def run(self, terms: Terms, told: Callable[[Finding], None] = lambda finding: None) -> Report:
-        """One audit; told of each thing that is found. Raises RegionError, ObjectError, CatalogueDamaged: half of it may be
-        done then, and nothing is wrong because of that."""
+    async def run(
+        self,
+        terms: Terms,
+        told: Callable[[Finding], None] = lambda finding: None,
+        report: Report | None = None,
+    ) -> Report:
+        """One audit; told of each thing that is found. report: is filled in. Raises RegionError, ObjectError, CatalogueDamaged: half of it
+        may be done then, and nothing is wrong because of that."""
         await self._check_place()
-        renewals, report = self._catalogue.renewals, Report()
+        renewals, report = self._catalogue.renewals, report or Report()
         await self._erasure.look()
         orphans = Orphans(
             self._objects, self._catalogue, self._erasure, self._hands, terms, self._clock, told
@@ -226,7 +234,7 @@ class Audit:
         """Read packs that somebody missed, or found to be wrong, from the first byte to the last: what is gone, wrong or refused is
         removed. Raises RegionError, ObjectError, CatalogueDamaged."""
         renewals, found = self._catalogue.renewals, list[_Found]()
-        due = [one for one in self._catalogue.packs(ids) if one is not None and self._is_due(one)]
+        due = [one for one in await self._catalogue.packs_all(ids) if one is not None and self._is_due(one)]
         for some in _slices(due, VERIFY_PACKS):
             found += [one for one in await together(map(self._verified, some)) if one.wrong is not None]
         await self._check_place()  # behind the answers: a place that is away has nothing
@@ -249,14 +257,13 @@ class Audit:
         try:
             version = await self._version(announced.pack)
             return _Found(announced, await wrong_of(self._objects, announced.pack), version)
-        except ObjectUnavailable:  # who doubts it still says so again
+        except (ObjectUnavailable, ObjectKeyUnknown, PackUnknown):  # who doubts it still says so again
             return _Found(announced, None, None)
 
     async def _remove(self, packs: Sequence[Announced], reason: Reason, report: Report) -> None:
         """Say that these are gone, and what hangs on nothing else, unless a mirror brings them again."""
-        said = [removed(one, reason) for one in packs]
-        if self.forgets_behind:
-            said = await self._catalogue.removals(packs, reason)
+        said = [removed(one, reason) for one in packs if self.is_brought(one)]
+        said += await self._catalogue.removals([one for one in packs if not self.is_brought(one)], reason)
         report.hanging += sum(one.reason == Reason.HANGING for one in said)
         await self._hands.announce(said)
 
@@ -285,7 +292,7 @@ class Audit:
         self, holes: Sequence[Announced], report: Report, told: Callable[[Finding], None]
     ) -> None:
         """Those whose parent has not become known meanwhile, and that nobody has removed."""
-        known = self._catalogue.packs([entry.pack.id for entry in holes])
+        known = await self._catalogue.packs_all([entry.pack.id for entry in holes])
         gone = [entry for entry in known if entry is not None and self._hangs_on_nothing(entry)]
         for entry in gone:
             told(
@@ -304,17 +311,19 @@ class Audit:
 
 async def wrong_of(objects: Objects, pack: Pack) -> Wrong | None:
     """What is wrong with a pack, read from the first byte to the last; None if nothing is. Asked twice: the way may be to blame once.
-    Raises ObjectUnavailable."""
+    Raises ObjectKeyUnknown and PackUnknown, where nobody here can say, and ObjectUnavailable."""
     found = None
     for _ in range(2):
         try:
             await verified_pack(objects, pack)
             return None
-        except ObjectKeyUnknown:
-            return None  # others may have the key
+        except (ObjectKeyUnknown, PackUnknown):
+            raise  # others may have the key, or know the format
         except ObjectMissing as error:
             return Wrong(Reason.GONE, str(error))
         except PackDamaged as error:
+            if await is_pack_later(objects, pack.name):
+                raise PackUnknown(str(error)) from error
             found = Wrong(Reason.DAMAGED, str(error))
         except (ObjectDamaged, ObjectRefused) as error:
             found = Wrong(Reason.REFUSED, str(error))

@@ -23,10 +23,12 @@ from replication.audit.audit import AUDIT_AGAIN_S, Audit, Report
 from replication.audit.model_audit import ModelReport
 from replication.audit.orphans import PARENTLESS_S, RESTORED_KEPT_S, Finding, Terms
 from replication.constants import ORPHAN_GRACE_S
+from replication.deleting import unchanged
 from replication.erasure.removed_models import REMOVED
-from replication.errors import CatalogueDamaged, ReplicationError
+from replication.errors import CatalogueDamaged, CatalogueUnwritable, ReplicationError
 from replication.feed.feed import Gap
 from replication.feed.tail import Tail
+from replication.formats.announced import Announced
 from replication.formats.doubts import DOUBTS, DOUBTS_NAME, read_doubts
 from replication.formats.members import read_members
 from replication.formats.removed import Removed, Said
@@ -49,11 +51,12 @@ log = logging.getLogger("replication.auditing")
 
 
 class Elsewhere(msgspec.Struct, frozen=True):
-    """What a mirror knows of its sources. is_ready: all of them were read. origin: see `Terms`. lost: called when packs
-    were forgotten here."""
+    """What a mirror knows of its sources. is_ready: all of them were read. origin: see `Terms`. brings: whether it copies a pack
+    again that is gone here. lost: called when packs were forgotten here."""
 
     is_ready: Callable[[], bool]
     origin: Callable[[bytes], str | None]
+    brings: Callable[[Announced], bool]
     lost: Callable[[], None]
 
 
@@ -99,6 +102,8 @@ class Auditing:
             if not self._keeper.holds:
                 continue
             self._audit.forgets_behind = self.elsewhere is None
+            if self.elsewhere is not None:
+                self._audit.is_brought = self.elsewhere.brings
             await self._guarded(self._look_at_doubts)
             await self._guarded(self._look_at_removals)
             is_gap_due = self._gap_due_s is not None and self._gap_due_s <= now_s
@@ -113,15 +118,16 @@ class Auditing:
         try:
             await work()
         except CatalogueDamaged as error:
-            log.warning("the catalogue is made anew: %s", error)
-            self._tail.mend()
+            self._tail.mend(error)
+            return not isinstance(error, CatalogueUnwritable)
         except (ObjectError, ReplicationError) as error:
             log.debug("%s: the audit goes on later: %s", self._objects.where, error)
             return False
         return True
 
     async def _look_at_doubts(self) -> None:
-        """One node's after the other; those of a node are deleted when all of them were looked at."""
+        """One node's after the other; those of a node are deleted when all of them were looked at, unless it has
+        told others meanwhile."""
         if self._tail.complete_age_s is None or not self._doubts.are_due():
             return
         read = partial(read_doubts, self._objects)
@@ -131,7 +137,7 @@ class Auditing:
             await self._audit.verify(doubted.packs, report)
             self._count(report)
             self._bring_again(report)
-            await self._keeper.delete([info.name])
+            await self._keeper.delete(await unchanged(self._objects, [info]))
         if not members.unavailable:
             self._doubts.listed()
 

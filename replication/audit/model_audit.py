@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 from replication.audit.orphans import Finding, Hands, Kind, Terms
 from replication.catalogue.catalogue import Catalogue
+from replication.deleting import unchanged
 from replication.erasure import removed_models
 from replication.errors import Damaged
 from replication.formats.announced_models import announced_model
@@ -265,7 +266,7 @@ class ModelAudit:
             if info.modified_s >= terms.settled_s:
                 continue
             await self._remove([name], Reason.DAMAGED)
-            is_deleted = await self._hands.delete([name])
+            is_deleted = await self._hands.delete(await unchanged(self._objects, [info]))
             damaged += 1
             told(Finding(Kind.DAMAGED, name, reason, "deleted" if is_deleted else "removed"))
         return damaged

@@ -4,6 +4,7 @@
       ─▶ header, read by range ─▶ erased by a tombstone ────────▶ deleted
                                ─▶ removed when it was over ─────▶ deleted
                                ─▶ damaged in the store ─────────▶ deleted
+                               ─▶ of a later version ───────────▶ left alone
                                ─▶ begins a prompt, or follows a block that is durable ─▶ announced, for RESTORED_KEPT_S
                                ─▶ else it waits for its parent; of no use to anybody after PARENTLESS_S ─▶ deleted
 
@@ -30,11 +31,12 @@ from typing import Final, NamedTuple, Protocol
 
 from replication.catalogue.catalogue import Catalogue
 from replication.constants import AUDIT_REQUESTS_MAX, SEGMENT_BLOCKS_MAX, SEGMENT_ENTRIES_MAX
+from replication.deleting import unchanged
 from replication.erasure.erasure import Erasure
 from replication.formats.announced import Announced
 from replication.formats.removed import Said
 from tiers.bucket.objects import ObjectInfo, Objects
-from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused, PackDamaged
+from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused, PackDamaged, PackUnknown
 from tiers.packs.codecs import CODECS
 from tiers.packs.pack_io import read_pack
 from tiers.packs.packs import PACK_HEADER_BYTES_MAX, PRELUDE_BYTES, Pack, PackHeader, pack_identity, parse
@@ -57,9 +59,7 @@ class Kind(StrEnum):
     ERASED = "erased"  # … and named by a tombstone
     OVER = "over"  # … and removed because its life was, and not deleted
     DAMAGED = "damaged"  # its bytes are not what its header, or its announcement, says
-    STRANGE = (
-        "strange"  # an object below packs/ that is no pack by its name, or of a codec that is not known here
-    )
+    STRANGE = "strange"  # an object below packs/ that is no pack by its name, or of a later version
     GAP = "gap"  # in a feed: a segment that is gone or damaged
     LACKING = "lacking"  # another region has it, and by the rules it should be here
 
@@ -179,7 +179,7 @@ class Orphans:
         await self._announce()
 
     async def _read(self, info: ObjectInfo) -> Pack | str:
-        """The pack, or why it is none; "" if it is gone, or the way to it is to blame."""
+        """The pack, or why it is none; "" if it is gone, of a later version, or the way to it is to blame."""
         identity = pack_identity(info.name)
         assert identity is not None
         reason = ""
@@ -187,6 +187,10 @@ class Orphans:
             try:
                 return await read_pack(self._objects, *identity)
             except (ObjectMissing, ObjectDamaged, ObjectRefused):
+                return ""
+            except PackUnknown as error:
+                self.left += 1
+                self._told(Finding(Kind.STRANGE, info.name, str(error)))
                 return ""
             except PackDamaged as error:
                 reason = str(error)
@@ -228,7 +232,11 @@ class Orphans:
         if pack.header.codec not in CODECS:
             self.left += 1
             self._told(
-                Finding(Kind.STRANGE, info.name, f"codec {pack.header.codec!r}: known here are {CODECS}")
+                Finding(
+                    Kind.STRANGE,
+                    info.name,
+                    f"of a later version: codec {pack.header.codec!r}, known here are {CODECS}",
+                )
             )
             return ()
         until_s = self._life(pack.header)
@@ -293,7 +301,7 @@ class Orphans:
     async def _delete(self, kind: Kind, info: ObjectInfo, reason: str) -> None:
         if self._is_known(info):
             return
-        if await self._hands.delete([info.name]):
+        if await self._hands.delete(await unchanged(self._objects, [info])):
             self.deleted += 1
             self._told(Finding(kind, info.name, reason, "deleted"))
         else:

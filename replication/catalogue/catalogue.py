@@ -41,8 +41,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -53,8 +53,8 @@ from replication.catalogue import layout
 from replication.catalogue.filter import KEPT_BYTES, PARTITION_BYTES, PARTITIONS, Filter
 from replication.catalogue.rows import PREFIX_BYTES, RocksRows, Rows
 from replication.catalogue.seen import Seen
-from replication.constants import CATALOGUE_CHUNK_PACKS, REMOVED_SLICE
-from replication.errors import CatalogueDamaged
+from replication.constants import CATALOGUE_CHUNK_PACKS
+from replication.errors import CatalogueDamaged, CatalogueUnwritable
 from replication.formats.announced import Announced, Entry, announced_of, entry_of, fields_of, merged
 from replication.formats.announced_models import AnnouncedModel, merged_models
 from replication.formats.removed import LOST, Reason, Removed, latest, removed
@@ -66,6 +66,9 @@ from tiers.packs.packs import Pack, wrong_of_spec
 LOST_PACKS_MAX: Final = 100_000  # that are remembered; 100 MB of rows
 LOST_KEPT_S: Final = 24 * 3600.0  # behind the end of their lives, so that no clock is too late
 VOIDS_KEPT_S: Final = 3 * 24 * 3600.0  # removals are remembered for so long after they are read
+TURN_LOOKS: Final = 64  # for blocks or packs, in one turn of the loop: about 2 ms
+TURN_BLOCKS: Final = 1024  # learned in one turn, …
+PACK_COSTS_BLOCKS: Final = 8  # … and as many for each pack
 LOAD_KEYS: Final = 2048  # of the filter, in one slice: about 2 ms
 
 
@@ -116,10 +119,13 @@ class Catalogue:
     @classmethod
     def open(cls, path: Path, identity: str) -> Catalogue:
         """The catalogue in this directory. identity: of the region; what belongs to another one is made anew, and
-        so is what is damaged. Takes milliseconds. Raises CatalogueBusy, CatalogueDamaged."""
+        so is what is damaged. Takes milliseconds. Raises CatalogueBusy, CatalogueDamaged, CatalogueUnwritable."""
         rows = RocksRows(path, identity)
         try:
             return cls(rows)
+        except CatalogueUnwritable:
+            rows.close()
+            raise
         except CatalogueDamaged:
             rows.renew()
             return cls(rows)
@@ -132,6 +138,12 @@ class Catalogue:
         self.renewals += 1
         self._filter.clear()
         self._rows.renew()
+        self._read_all()
+
+    def reopen(self) -> None:
+        """Go on with what was written, behind a CatalogueUnwritable; raises it where that is so still. Who follows a feed goes on from
+        the positions that are known now."""
+        self._rows.reopen()
         self._read_all()
 
     def _read_all(self) -> None:
@@ -175,6 +187,34 @@ class Catalogue:
             return
         assert segment.number == position + 1, "a segment was passed over"
         self._learn(segment, {segment.writer: segment.number})
+
+    async def take_in(self, segment: Segment, is_own: bool = False) -> None:
+        """`add`, or `add_own`, letting others run in between: what is known of it when it is cut short does no harm. Raises CatalogueDamaged,
+        also where the catalogue is made anew meanwhile."""
+        known, renewals = (
+            self._positions.get(segment.writer, self.retired.get(segment.writer, 0)),
+            self.renewals,
+        )
+        if is_own or segment.number > known:
+            await self.remove_all(segment.removed)
+            self._require(renewals)
+            replace = msgspec.structs.replace
+            await self.add_all([replace(entry, said_s=segment.written_s) for entry in segment.entries])
+            rest = msgspec.structs.replace(segment, entries=(), removed=())
+            (self.add_own if is_own else self.add)(rest)
+
+    async def add_all(self, entries: Sequence[Announced]) -> None:
+        """`add_packs` of any number. As `take_in`."""
+        renewals = self.renewals
+        for some in _slices(entries):
+            self._require(renewals)
+            self.add_packs(some)
+            await asyncio.sleep(0)
+        self._require(renewals)
+
+    def _require(self, renewals: int) -> None:
+        if self.renewals != renewals:
+            raise CatalogueDamaged("the catalogue was made anew meanwhile")
 
     def add_own(self, segment: Segment) -> None:
         """The same of one that we have written, without a position: it is read again."""
@@ -270,7 +310,11 @@ class Catalogue:
             puts.append((layout.WRITER + writer.encode(), layout.position_bytes(position)))
         back = self.retired.keys() & positions.keys()
         deletes += [layout.RETIRED + writer.encode() for writer in back]
-        self._rows.write(chain(puts, ((key, b"") for key in keys)), deletes)
+        try:
+            self._rows.write(chain(puts, ((key, b"") for key in keys)), deletes)
+        except CatalogueDamaged:
+            self._forget_specs(specs)
+            raise
         for writer in back:
             del self.retired[writer]
         self._next_number += len(news)
@@ -331,6 +375,12 @@ class Catalogue:
             self._counts.append(Counts())
         return number
 
+    def _forget_specs(self, first: int) -> None:
+        """Those from this number on: they were not written."""
+        for spec in self._specs[first:]:
+            del self._spec_numbers[msgspec.msgpack.encode(spec)]
+        del self._specs[first:], self._counts[first:]
+
     def _count_rows(self, counts: Mapping[int, Counts]) -> list[tuple[bytes, bytes]]:
         return [
             (layout.COUNT + spec.to_bytes(layout.SPEC_BYTES, "big"), msgspec.msgpack.encode(count))
@@ -342,6 +392,12 @@ class Catalogue:
     def remove(self, some: Sequence[Removed]) -> int:
         """What was announced of these until then is void, also where it is read later. Returns how many were known, and are not any
         more. The caller cuts them: each pack costs as much as it has blocks, several times."""
+        count, keys = self._remove(some)
+        self._discard(keys)
+        return count
+
+    def _remove(self, some: Sequence[Removed]) -> tuple[int, list[bytes]]:
+        """And the keys that the filter has still."""
         by_id = latest(some)
         numbers = self._rows.get([layout.ID + one_id for one_id in by_id])
         voids = self._voids(list(by_id))
@@ -384,16 +440,22 @@ class Catalogue:
             del self._models[name]
         for spec, count in counts.items():
             self._counts[spec] = count
+        return reasons.total() + len(gone_models), keys
+
+    def _discard(self, keys: Iterable[bytes]) -> None:
+        """Of rows that are gone, where no other one has the same word."""
         for key in keys:
             beginning = key[: len(layout.KEY) + KEPT_BYTES]
             if not self._rows.keys(beginning, layout.behind(beginning), 1):
                 self._filter.discard(layout.word(key))
-        return reasons.total() + len(gone_models)
 
     async def remove_all(self, some: Sequence[Removed]) -> None:
         """The same of any number, letting others run in between."""
-        for at in range(0, len(some), REMOVED_SLICE):
-            self.remove(some[at : at + REMOVED_SLICE])
+        for one in some:
+            _, keys = self._remove([one])
+            for at in range(0, len(keys), TURN_LOOKS):
+                self._discard(keys[at : at + TURN_LOOKS])
+                await asyncio.sleep(0)
             await asyncio.sleep(0)
 
     def _voids(self, ids: Sequence[bytes]) -> dict[bytes, _Void]:
@@ -410,17 +472,21 @@ class Catalogue:
         found = {one.pack.id: removed(one, reason) for one in packs}
         waiting = deque(packs)
         while waiting:
-            for one in self._hanging(waiting.popleft(), found):
-                found[one.pack.id] = removed(one, Reason.HANGING)
-                waiting.append(one)
-            await asyncio.sleep(0)
+            gone = waiting.popleft()
+            blocks = gone.pack.header.each_hash()
+            while some := list(islice(blocks, TURN_LOOKS)):
+                for one in self._hanging(gone.pack.header.spec, some, found):
+                    found[one.pack.id] = removed(one, Reason.HANGING)
+                    waiting.append(one)
+                await asyncio.sleep(0)
         return list(found.values())
 
-    def _hanging(self, announced: Announced, gone: Collection[bytes]) -> list[Announced]:
-        """What follows on this pack, and on nothing else that is left without these ids."""
+    def _hanging(
+        self, spec: NamespaceSpec, blocks: Sequence[bytes], gone: Collection[bytes]
+    ) -> list[Announced]:
+        """What follows on these blocks, and on nothing else that is left without these ids."""
         found: dict[bytes, Announced] = {}
-        spec = announced.pack.header.spec
-        for block in announced.pack.header.each_hash():
+        for block in blocks:
             key = spec.digest + block
             for row in self._rows.with_prefix(
                 layout.UNDER + layout.digest(block, layout.seed_of(spec.digest))
@@ -453,11 +519,12 @@ class Catalogue:
             ]
             start = found[-1][0] + b"\0"
 
-    def outlived(self, now_s: float, limit: int) -> list[Announced]:
-        """Packs that were worth keeping until then and no longer, those first that should have gone first."""
-        end = layout.UNTIL + max(0, int(now_s)).to_bytes(layout.UNTIL_BYTES, "big")
-        keys = self._rows.keys(layout.UNTIL, end, limit)
-        return [self._entry(key[-layout.NUMBER_BYTES :])[0] for key in keys]
+    def outlived(self, now_s: float) -> Iterator[list[Announced]]:
+        """Packs that were worth keeping until then and no longer, those first that should have gone first. As `chunks`."""
+        start, end = layout.UNTIL, layout.UNTIL + max(0, int(now_s)).to_bytes(layout.UNTIL_BYTES, "big")
+        while keys := self._rows.keys(start, end, CATALOGUE_CHUNK_PACKS):
+            yield [announced for announced, _ in self._entries([key[-layout.NUMBER_BYTES :] for key in keys])]
+            start = keys[-1] + b"\0"
 
     # -- asking ----------------------------------------------------------------------
 
@@ -504,6 +571,24 @@ class Catalogue:
             spots.append(spot)
             last = spot or last
         return spots
+
+    async def find_all(self, keys: Sequence[bytes], but: Collection[bytes] = ()) -> list[Spot | None]:
+        """The same of any number, letting others run in between."""
+        spots: list[Spot | None] = []
+        for at in range(0, len(keys), TURN_LOOKS):
+            if at:
+                await asyncio.sleep(0)
+            spots += self.find(keys[at : at + TURN_LOOKS], but)
+        return spots
+
+    async def packs_all(self, ids: Sequence[bytes]) -> list[Announced | None]:
+        """`packs` of any number, letting others run in between."""
+        found: list[Announced | None] = []
+        for at in range(0, len(ids), TURN_LOOKS):
+            if at:
+                await asyncio.sleep(0)
+            found += self.packs(ids[at : at + TURN_LOOKS])
+        return found
 
     def packs(self, ids: Sequence[bytes]) -> list[Announced | None]:
         """What is known of these packs, None of those that are not. Raises CatalogueDamaged."""
@@ -654,6 +739,19 @@ class Catalogue:
             if partition_number < end:
                 self._filter.fill(partition_number, found)
         self._loaded_partitions = end
+
+
+def _slices(entries: Sequence[Announced]) -> Iterator[list[Announced]]:
+    """A pack costs as much as some blocks."""
+    some, looks = list[Announced](), 0
+    for entry in entries:
+        if some and looks + entry.blocks > TURN_BLOCKS:
+            yield some
+            some, looks = [], 0
+        some.append(entry)
+        looks += entry.blocks + PACK_COSTS_BLOCKS
+    if some:
+        yield some
 
 
 def _partition(row: bytes) -> int:

@@ -4,7 +4,8 @@
                    RocksRows: a directory         tests/replication/memory_rows.py: the same in memory
 
 A copy of what the region says, so nothing is synced: `kill -9` loses nothing that was written, a power cut some of the
-end, in order. A table that cannot be opened or read, or belongs to another region, is moved aside and made anew.
+end, in order. A table that cannot be opened or read, or belongs to another region, is moved aside and made anew; one whose disk is
+full, or whose files are not for this process, is not: making it anew there helps nobody.
 
 RocksDB through rocksdict: `close` lets go of its lock only when no iterator is alive, so none leaves this module; any
 failure is a bare Exception, and an iterator that meets one ends silently unless it is asked for its status. Indexes and bloom filters are cut into pieces that fit a shard of the block cache: whole
@@ -13,11 +14,13 @@ ones (a megabyte each) did not, and every read took 150 µs instead of 3.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Final, cast
@@ -35,7 +38,7 @@ from rocksdict import (
 )
 
 from replication.constants import KIB, MIB
-from replication.errors import CatalogueBusy, CatalogueDamaged
+from replication.errors import CatalogueBusy, CatalogueDamaged, CatalogueUnwritable
 
 # Memory at 100 M blocks, in MiB: the filter 551 (as measured: arrays of 32 bits a block, 1,500 in each of
 # 65,536, and what the allocator loses); RocksDB's block cache 96, its indexes and bloom filters included,
@@ -54,6 +57,15 @@ log = logging.getLogger("replication.rows")
 PREFIX_BYTES = 9  # of keys that are looked for by prefix
 _IDENTITY = b"!identity"
 _ASIDE = ".damaged"
+_PROBE, _PROBE_BYTES = "probe", 64 * KIB  # whether a file can be written there
+# What is wrong with the disk or this process, not with the catalogue: RocksDB says it in these words.
+_UNWRITABLE = tuple(
+    os.strerror(code)
+    for code in (
+        errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE,
+        errno.ENOMEM,
+    )
+)  # fmt: skip
 _INDEX_PIECE_BYTES = 16 * KIB
 _BLOCK_BYTES = 4 * KIB
 
@@ -90,6 +102,10 @@ class Rows(ABC):
         """Begin again, without a row."""
 
     @abstractmethod
+    def reopen(self) -> None:
+        """Go on with what was written, behind a CatalogueUnwritable; raises it where that is so still."""
+
+    @abstractmethod
     def close(self) -> None:
         """Nothing else may be called afterwards."""
 
@@ -98,31 +114,36 @@ class RocksRows(Rows):
     """A directory of RocksDB. identity: of the region whose copy it is."""
 
     def __init__(self, path: Path, identity: str) -> None:
-        """Raises CatalogueBusy, and CatalogueDamaged where not even an empty one can be made."""
+        """Raises CatalogueBusy, CatalogueUnwritable, and CatalogueDamaged where not even an empty one can be made."""
         self._path = path
         self._identity = identity.encode()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._unopened = ""  # why it could not be opened again
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._db = self._open()
+        except OSError as error:
+            raise CatalogueUnwritable(f"{path}: {error}") from error
+        except CatalogueUnwritable:
+            raise
         except CatalogueDamaged as error:
             self._move_aside(str(error))
             self._db = self._open()
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        with _understood(self._path):
+        with _understood(self._path, self._unopened):
             return list(self._db.get(list(keys)) or ()) if keys else []
 
     def with_prefix(self, prefix: bytes) -> list[bytes]:
         assert len(prefix) == PREFIX_BYTES
-        with _understood(self._path):
+        with _understood(self._path, self._unopened):
             return list(takewhile(lambda key: key.startswith(prefix), self._walk(prefix, _same_prefix())))
 
     def keys(self, start: bytes, end: bytes, limit: int) -> list[bytes]:
-        with _understood(self._path):
+        with _understood(self._path, self._unopened):
             return list(islice(self._walk(start, _up_to(end)), limit))
 
     def scan(self, start: bytes, end: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        with _understood(self._path):
+        with _understood(self._path, self._unopened):
             rows = self._db.iter(_up_to(end))
             rows.seek(start)
             found: list[tuple[bytes, bytes]] = []
@@ -133,7 +154,7 @@ class RocksRows(Rows):
             return found
 
     def last(self, start: bytes, end: bytes) -> bytes | None:
-        with _understood(self._path):
+        with _understood(self._path, self._unopened):
             rows = self._db.iter(_total_order())
             rows.seek_for_prev(end)
             while rows.valid() and cast("bytes", rows.key()) >= end:
@@ -157,20 +178,37 @@ class RocksRows(Rows):
             batch.put(key, value)
         for key in deletes:
             batch.delete(key)
-        with _understood(self._path):
+        with _understood(self._path, self._unopened):
             self._db.write(batch)
 
     def renew(self) -> None:
-        try:
-            self.close()
-        except CatalogueDamaged:
-            pass  # what cannot be closed is closed
+        self.close()
+        self._unopened = ""
         self._move_aside("it was found to be damaged")
         self._db = self._open()
 
+    def reopen(self) -> None:
+        """RocksDB writes nothing behind a write that failed until it is opened again. As long as nothing can be written, it stays open:
+        it can be read."""
+        probe = self._path / _PROBE
+        try:
+            probe.write_bytes(bytes(_PROBE_BYTES))
+            probe.unlink()
+        except OSError as error:
+            with suppress(OSError):
+                probe.unlink()
+            raise CatalogueUnwritable(f"{self._path}: {error}") from error
+        self.close()
+        try:
+            self._db = self._open()
+            self._unopened = ""
+        except CatalogueUnwritable as error:
+            self._unopened = str(error)
+            raise
+
     def close(self) -> None:
-        with _understood(self._path):
-            self._db.close()
+        with suppress(CatalogueDamaged), _understood(self._path, self._unopened):
+            self._db.close()  # what cannot be closed, behind a write that failed, is closed
 
     def _open(self) -> Rdict:
         with _understood(self._path):
@@ -198,14 +236,18 @@ class RocksRows(Rows):
 
 
 @contextmanager
-def _understood(path: Path) -> Iterator[None]:
-    """What RocksDB raises, as what it means."""
+def _understood(path: Path, unopened: str = "") -> Iterator[None]:
+    """What RocksDB raises, as what it means. unopened: why it is not open."""
+    if unopened:
+        raise CatalogueUnwritable(unopened)
     try:
         yield
     except (CatalogueBusy, CatalogueDamaged):
         raise
     except Exception as error:
         text = " ".join(str(error).split())
+        if any(words in text for words in _UNWRITABLE):
+            raise CatalogueUnwritable(f"{path}: {text}") from error
         if "lock" in text.lower() and "LOCK" in text:
             raise CatalogueBusy(f"{path}: another process has it open: {text}") from error
         raise CatalogueDamaged(f"{path}: {text}") from error

@@ -53,14 +53,18 @@ async def choose(
     renewals = catalogue.renewals
     ranked = await _ranked(catalogue, wants, budget_bytes, renewals)
     placed: dict[bytes, Chosen] = {}
-    used_bytes = 0
-    for count, (_, _, chosen) in enumerate(ranked, 1):
-        if count % _TURN_PACKS == 0:
+    used_bytes = looks = 0
+    for _, _, chosen in ranked:
+        looks += 1
+        if looks >= _TURN_PACKS:
+            looks = 0
             await asyncio.sleep(0)
             _require(catalogue, renewals)
         if chosen.pack_id in placed:
             continue
-        line = _line(catalogue, wants, chosen.pack_id, placed)
+        line = await _line(catalogue, wants, chosen.pack_id, placed)
+        _require(catalogue, renewals)
+        looks += len(line)
         size_bytes = sum(one.size_bytes for one in line)
         if line and (not budget_bytes or used_bytes + size_bytes <= budget_bytes):
             used_bytes += size_bytes
@@ -88,7 +92,7 @@ async def _ranked(
     return best
 
 
-def _line(
+async def _line(
     catalogue: Catalogue, wants: Callable[[Announced], bool], pack_id: bytes, placed: dict[bytes, Chosen]
 ) -> list[Chosen]:
     """A pack behind those before it in its prefix that are not placed yet; nothing where one of them is not to be had."""
@@ -103,6 +107,8 @@ def _line(
             return list(reversed(line.values()))
         [spot] = catalogue.find([header.spec.digest + header.parent])
         announced = spot.announced if spot is not None else None
+        if len(line) % _TURN_PACKS == 0:
+            await asyncio.sleep(0)
     return [] if announced is None else list(reversed(line.values()))
 
 

@@ -24,7 +24,7 @@ import msgspec
 
 from replication.catalogue.catalogue import Catalogue
 from replication.constants import PROBLEMS_TOLD, TOMBSTONES_INTERVAL_S
-from replication.deleting import delete_each
+from replication.deleting import REFUSED_MAX, delete_each
 from replication.erasure.erased import Erased
 from replication.erasure.strays import Strays
 from replication.errors import CatalogueDamaged
@@ -33,16 +33,22 @@ from replication.formats.carried_out import CarriedOut, put_carried_out
 from replication.formats.removed import Reason, Removed, removed
 from replication.formats.tombstones import BEHIND, TOMBSTONES, Tombstone, put_behind, read_behind
 from replication.keeper.news_reader import Folders, Source
+from replication.store_clock import over_by
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
 
 ERASE_PACKS: Final = 8192  # announced to be removed together
+ERASE_TURN_LOOKS: Final = (
+    4096  # at a pack for a tombstone that names its namespace, in one turn of the loop, …
+)
+ERASE_PACK_LOOKS: Final = 512  # … and as many for each pack, which has up to a thousand blocks
 ERASE_INTERVAL_S: Final = 1.0  # between two looks whether what became known is erased
 # The bucket is listed so long after a tombstone became known: a node that did not know it may have put something meanwhile.
 STRAYS_LOOKS_S: Final = (0.0, 600.0, 3600.0)
 STRAYS_PAUSE_S: Final = 15.0  # between two looks, also where a store fails in the middle of one
 STRAYS_AGAIN_S: Final = 600.0  # at most, while something cannot be deleted
+STRAYS_UNREAD_S: Final = 6 * 3600.0  # at most, while something cannot be read: each look reads it again
 
 log = logging.getLogger("replication.erasure")
 
@@ -65,8 +71,8 @@ class Erasure:
         the region now; nobody else deletes anything, or puts anything down."""
         self.told = told
         self.remove: Callable[[Sequence[Removed]], Awaitable[None]] = _nobody  # announces removals
-        self.known = known or Erased(clock)
-        self.known.clock = clock
+        self.known = known or Erased()
+        self.known.over_s = over_by(clock)
         self._folders = Folders(news, TOMBSTONES, BEHIND)
         self._objects = objects
         self._catalogue = catalogue
@@ -113,8 +119,7 @@ class Erasure:
         size = spec.hash_bytes
         if self.known.forbids(spec, hashes):
             return True
-        named = [tombstone.id for tombstone in self.tombstones if tombstone.names(spec)]
-        behind = [found for tombstone_id in named if (found := self._behind.get(tombstone_id))]
+        behind = [found for tombstone in self.known.naming(spec) if (found := self._behind.get(tombstone.id))]
         if not behind:
             return False
         blocks = [hashes[at : at + size] for at in range(0, len(hashes), size)]
@@ -122,15 +127,15 @@ class Erasure:
 
     def covers(self, announced: Announced) -> bool:
         """Whether a pack is erased."""
-        found = [self._is_of(announced, tombstone) for tombstone in self.tombstones]  # each learns of it
+        named = self.known.naming(announced.pack.header.spec)
+        found = [self._is_of(announced, tombstone) for tombstone in named]  # each learns of it
         return any(found)
 
     def _is_of(self, announced: Announced, tombstone: Tombstone) -> bool:
-        header = announced.pack.header
-        if not tombstone.names(header.spec):
-            return False
+        """Of a namespace that this tombstone names."""
         if not tombstone.block_hash:
             return True
+        header = announced.pack.header
         behind = self._behind_of(tombstone)
         blocks = list(header.each_hash())
         if header.parent not in behind:
@@ -222,8 +227,7 @@ class Erasure:
                     await self._look_at_lost()
                 found: list[Announced] = []
                 for chunk in catalogue.chunks(first):
-                    found += filter(self.covers, chunk)
-                    await asyncio.sleep(0)
+                    found += await self._covered(chunk)
                     if len(found) >= ERASE_PACKS:
                         await self._remove(found)
                         found = []
@@ -239,9 +243,19 @@ class Erasure:
     async def _look_at_lost(self) -> None:
         """What hangs on packs that are gone goes as if they were here."""
         for chunk in self._catalogue.lost(self._clock()):
-            for announced in chunk:
-                self.covers(announced)
-            await asyncio.sleep(0)
+            await self._covered(chunk)
+
+    async def _covered(self, packs: Sequence[Announced]) -> list[Announced]:
+        """Those that are erased."""
+        found, looks = list[Announced](), 0
+        for announced in packs:
+            if self.covers(announced):
+                found.append(announced)
+            looks += ERASE_PACK_LOOKS + len(self.known.naming(announced.pack.header.spec))
+            if looks >= ERASE_TURN_LOOKS:
+                looks = 0
+                await asyncio.sleep(0)
+        return found
 
     # -- what the keeper does --
 
@@ -267,8 +281,10 @@ class Erasure:
             await self._remove_strays()
             self._looked_through = there
             self._strays_due_s = [due_s for due_s in self._strays_due_s if due_s > now_s]
-            self._again_s = min(2 * self._again_s, STRAYS_AGAIN_S)
-        if self._undeleted and now_s + self._again_s < min(self._strays_due_s, default=math.inf):
+            self._again_s = min(2 * self._again_s, STRAYS_AGAIN_S if self._undeleted else STRAYS_UNREAD_S)
+        if (self._undeleted or self._strays.unread) and now_s + self._again_s < min(
+            self._strays_due_s, default=math.inf
+        ):
             self._strays_due_s.insert(0, now_s + self._again_s)
         for tombstone in self.tombstones:
             if self._looked_through.get(tombstone.id) == tombstone.serial:
@@ -283,31 +299,38 @@ class Erasure:
         self._undeleted.clear()  # each is tried again
         async for names in self._strays.pages(self.tombstones, is_known, self.covers):
             await self._keep_behind()
-            for name in names:
-                await self._delete(name)
+            await self._delete(names)
 
     async def _say(self, tombstone: Tombstone) -> None:
-        """That it is carried out, but for what cannot be deleted."""
+        """That it is carried out, but for what cannot be deleted, and of what nobody here can say whether it is erased."""
         left = {name: why for name, why in self._undeleted.items() if self._strays.concerns(name, tombstone)}
         why = [f"{name}: {reason}" for name, reason in left.items()]
+        why += [f"may be of it, and cannot be read: {reason}" for reason in self._strays.doubtful(tombstone)]
         said = CarriedOut(tombstone.id, tombstone.serial, self._clock(), len(why), tuple(why[:PROBLEMS_TOLD]))
         before = self._said.get(tombstone.id)
         if before is None or msgspec.structs.replace(before, at_s=said.at_s) != said:
             await put_carried_out(self._objects, said)
             self._said[tombstone.id] = said
 
-    async def _delete(self, name: str) -> bool:
-        """Whether it could be. One that cannot is a problem, is read by nobody, and is tried again now and then; the others go.
-        Raises ObjectUnavailable."""
-        if not self._holds():
-            raise ObjectUnavailable(f"{self._objects.where}: this process does not keep the region now")
-        for why in (await delete_each(self._objects.delete, [name], self._away)).values():
-            self._undeleted[name] = f"cannot be deleted: {why}"
-            self.known.problems.note(name, f"erased, and cannot be deleted: {why}")
-            return False
-        self._undeleted.pop(name, None)
-        self.known.problems.over(name)
-        return True
+    async def _delete(self, names: Sequence[str]) -> None:
+        """Those that cannot be are problems, are read by nobody, and are tried again now and then; the others go. Raises
+        ObjectUnavailable."""
+
+        async def delete(some: Sequence[str]) -> None:
+            if not self._holds():
+                raise ObjectUnavailable(f"{self._objects.where}: this process does not keep the region now")
+            await self._objects.delete(some)
+
+        for at in range(0, len(names), REFUSED_MAX):
+            some = names[at : at + REFUSED_MAX]
+            left = await delete_each(delete, some, self._away)
+            for name in some:
+                if (why := left.get(name)) is not None:
+                    self._undeleted[name] = f"cannot be deleted: {why}"
+                    self.known.problems.note(name, f"erased, and cannot be deleted: {why}")
+                else:
+                    self._undeleted.pop(name, None)
+                    self.known.problems.over(name)
 
     async def _keep_behind(self) -> None:
         """Before anything is removed that says what hangs on it: others, and later lives, need it still."""
@@ -332,10 +355,9 @@ class Erasure:
             self._held = False  # whenever it keeps the region from now on, it looks at everything
             return
         await self.remove([removed(announced, Reason.ERASED) for announced in packs])
-        if any(self._catalogue.packs([announced.pack.id for announced in packs])):
+        if any(await self._catalogue.packs_all([announced.pack.id for announced in packs])):
             self._next = 0  # they were announced once more meanwhile
-        for announced in packs:
-            await self._delete(announced.pack.name)
+        await self._delete([announced.pack.name for announced in packs])
 
 
 async def _nobody(some: Sequence[Removed]) -> None:

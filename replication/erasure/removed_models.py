@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from replication.constants import KIB
-from replication.errors import Damaged
+from replication.errors import Damaged, FormatUnknown
 from replication.formats.keeping import ring
 from replication.formats.manifests import CACHES, MODEL_NAME, ModelName, manifest_name
 from replication.formats.members import Members, read_members
@@ -80,9 +80,11 @@ async def look_for_removals(objects: Objects, known: Collection[str], problems: 
 
 
 async def put_removal(objects: Objects, removal: Removal) -> None:
-    """Unless one is there that is watched for as long. Raises ObjectError."""
+    """Unless one is there that is watched for as long. Raises FormatUnknown, ObjectError."""
     try:
         there = await read_removal(objects, removal.model, removal.revision, 0.0)
+    except FormatUnknown:
+        raise
     except Damaged:
         there = None
     if there is None or there.watched_until_s < removal.watched_until_s:

@@ -35,7 +35,7 @@ from replication.constants import (
     SEGMENT_MODELS_MAX,
     SEGMENT_REMOVED_MAX,
 )
-from replication.errors import Damaged, WriterConflict
+from replication.errors import Damaged, FormatUnknown, WriterConflict
 from replication.formats.announced import Announced
 from replication.formats.announced_models import AnnouncedModel
 from replication.formats.keeping import ring
@@ -517,14 +517,14 @@ class FeedReader:
             self._waiting.append(_Window(writer, width, False))
 
     def _note_rot(self, writer: str, has_moved: bool, end: bool | Gap | Exception) -> None:
-        """A segment that stays damaged, or that the store keeps to itself while it hands out the list of heads, is as good as
+        """A segment of a later version, or one that stays damaged, or that the store keeps to itself while it hands out the list of heads, is as good as
         gone. It is a gap only, and no longer once it can be read: an audit goes on behind it where the place proves to be
         the place."""
         if not isinstance(end, Damaged | ObjectRefused):
             self._rotten.pop(writer, None)
             return
         self._rotten[writer] = looks = 1 if has_moved else self._rotten.get(writer, 0) + 1
-        if looks >= ROTTEN_LOOKS:
+        if looks >= ROTTEN_LOOKS or isinstance(end, FormatUnknown):
             number = self.positions.get(writer, 0) + 1
             self.gaps[writer] = Gap(writer, number, number + 1)
             self.reasons[writer] = str(end)
@@ -535,6 +535,8 @@ class FeedReader:
                 name = segment_name(writer, number)
                 content = await self._objects.get_within(name, SEGMENT_BYTES_MAX)
                 return decode(content, writer, number)
+            except FormatUnknown as error:
+                return error
             except Damaged as error:
                 self.damaged += 1
                 return error

@@ -20,7 +20,6 @@ What must always hold:
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import re
@@ -32,15 +31,15 @@ import xxhash
 from msgspec import Meta
 
 from replication.catalogue.catalogue import Catalogue
-from replication.constants import MIB, NUMBERS_MAX, RETENTION_S, SEGMENT_MODELS_MAX
+from replication.constants import KIB, MIB, NUMBERS_MAX, RETENTION_S, SEGMENT_MODELS_MAX
 from replication.deleting import delete_each
-from replication.errors import CatalogueDamaged, Damaged
+from replication.errors import CatalogueDamaged, Damaged, FormatUnknown
 from replication.formats.announced import Announced, tabled, untabled, weight_bytes
 from replication.formats.announced_models import AnnouncedModel, heard_models
 from replication.formats.ranges import Count, Id, Number, Positions, UnixS
 from replication.formats.removed import Removed, heard_removed
-from replication.formats.sealed import fetch, seal, unseal
-from replication.formats.segment import FEED, cut, head_name, read_head, segment_number
+from replication.formats.sealed import fetch, is_of_later_version, seal, unseal
+from replication.formats.segment import FEED, head_name, is_segment_later, read_head, segment_number
 from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
@@ -50,6 +49,7 @@ from tiers.together import together
 SNAPSHOT_PART_BYTES: Final = 1 * MIB  # a part that has so much takes no further pack; read in 2 ms
 SNAPSHOT_PART_BYTES_MAX: Final = 4 * MIB
 SNAPSHOT_PART_ENTRIES_MAX: Final = 1 << 14  # each counts for 96 bytes at least
+ENTRY_BYTES: Final = 1 * KIB  # for which a pack counts at least: it takes as long to encode
 REMOVED_BYTES: Final = 128  # of a removal, at most
 SNAPSHOT_PARTS_MAX: Final = 1 << 16
 SNAPSHOT_REQUESTS_MAX: Final = 4  # parts in memory at a time
@@ -163,7 +163,7 @@ class Snapshots:
         name = f"{highest + 1:016x}-{self._chance.getrandbits(32):08x}"
         parts: list[Part] = []
         packs = 0
-        for entries in _pieces(catalogue.chunks(), weight_bytes):
+        for entries in _pieces(catalogue.chunks(), lambda one: max(weight_bytes(one), ENTRY_BYTES)):
             await self._put_part(name, parts, tabled(entries))
             packs += len(entries)
         models = list(catalogue.models.values())
@@ -243,10 +243,12 @@ class Snapshots:
         else:
             return Retired(0, 0, 0, 0)
         oldest = kept[-1]
-        manifests = await self._delete(info.name for info in listed if info.name < MANIFESTS + oldest.name)
+        old = [info.name for info in listed if info.name < MANIFESTS + oldest.name]
+        later = {name for name in old if await self._is_later(name)}
+        manifests = await self._delete(name for name in old if name not in later)
         parts = 0
         for name in filter(_NAME.fullmatch, await self._objects.folders(PARTS)):
-            if name < oldest.name:
+            if name < oldest.name and MANIFESTS + name not in later:
                 async for page in self._objects.list(f"{PARTS}{name}/"):
                     parts += await self._delete(info.name for info in page)
         before_s = min(max(info.modified_s for info in listed), self.now_s()) - RETENTION_S
@@ -259,21 +261,28 @@ class Snapshots:
             segments, writers = segments + count, writers + is_retired
         return Retired(manifests, parts, segments, writers)
 
+    async def _is_later(self, manifest: str) -> bool:
+        """Whether a snapshot is of a later version: it stays, and its parts with it."""
+        size_bytes_max = SNAPSHOT_MANIFEST_BYTES_MAX
+        return await is_of_later_version(self._objects, _MANIFEST_MAGIC, manifest, size_bytes_max)
+
     async def _told(self, writer: str) -> int:
-        """The number that the head of a writer tells. Who is as far believes it, so the next one must be there: later heads
+        """The number that the head of a writer tells; 0: nobody can say. Who is as far believes it, so the next one must be there: later heads
         may not have been written."""
         try:
             return (await read_head(self._objects, writer)).number
-        except (Damaged, ObjectMissing):
-            return _TELLS_NOTHING
-        except ObjectError as error:
+        except (Damaged, ObjectError) as error:
+            if isinstance(error, Damaged | ObjectMissing) and not isinstance(error, FormatUnknown):
+                return _TELLS_NOTHING
             log.info("%s: segments of writer %s stay: %s", self._objects.where, writer, error)
             return 0
 
     async def _retire_writer(self, writer: str, covered: int, before_s: float) -> tuple[int, bool]:
         """Remove its segments before the one of this number, as far as they are old; all of it, if it is silent. Returns how many, and
         whether nothing is left."""
-        count, tried, end = 0, 0, min(covered, await self._told(writer) + 1)
+        if not (told := await self._told(writer)):
+            return 0, False
+        count, tried, end = 0, 0, min(covered, told + 1)
         async for page in self._objects.list(f"{FEED}{writer}/"):
             old = [
                 info.name
@@ -281,6 +290,8 @@ class Snapshots:
                 if info.modified_s < before_s and 0 < segment_number(info.name) < end
             ]
             left = page[len(old) :]
+            if old and await is_segment_later(self._objects, old[0]):
+                return count, False  # as all that one life of a writer has written
             is_silent = bool(left) and await self._is_silent(writer, left, covered, before_s)
             names = [info.name for info in page] if is_silent else old
             count, tried = count + await self._delete(names), tried + len(names)
@@ -300,6 +311,8 @@ class Snapshots:
                 return False
         try:
             if (await self._objects.head(head_name(writer))).modified_s >= before_s:
+                return False
+            if await is_segment_later(self._objects, left[0].name):
                 return False
             return bool(await self._delete([head_name(writer)]))
         except ObjectMissing:
@@ -363,9 +376,7 @@ class Snapshots:
                 await catalogue.remove_all(removed)
                 if models:
                     catalogue.add_packs((), models)
-                for piece in cut(entries):
-                    catalogue.add_packs(piece)
-                    await asyncio.sleep(0)
+                await catalogue.add_all(entries)
         _check_same(catalogue, renewals)
         catalogue.jump(manifest.positions)
 

@@ -7,7 +7,7 @@
 
 A pass takes what there is, segment by segment, and lets others run in between. What cannot be read now is tried again
 in the next pass, and nothing behind it is taken meanwhile. A store that fails is left alone for longer and longer. A
-catalogue that is damaged is made anew.
+catalogue that is damaged is made anew; one that cannot be written is not, and is tried again in the next pass.
 
 The keeper of the region writes snapshots, rarely: when reading the tail costs as much as reading a snapshot. Two at once do no harm.
 Nobody else writes anything.
@@ -25,8 +25,8 @@ from typing import Final, Protocol
 import msgspec
 
 from replication.catalogue.catalogue import Catalogue
-from replication.constants import KIB
-from replication.errors import CatalogueDamaged
+from replication.constants import KIB, PROBLEM_LASTS_S
+from replication.errors import CatalogueDamaged, CatalogueUnwritable
 from replication.feed.feed import HEAD_TRUST_S, FeedReader, Gap
 from replication.feed.snapshots import SNAPSHOTS_KEPT, Manifest, Snapshots, segments_behind
 from replication.formats.keeping import STUCK, put_stuck, stuck
@@ -50,6 +50,11 @@ CROWD_INTERVAL_S: Final = 3600.0  # … this far apart
 SNAPSHOT_TRY_PASSES: Final = 8  # in a row that could not read all, before a snapshot is tried
 STUCK_AFTER_S: Final = 20.0  # with a gap; then the keeper is told, and again after as long a pause
 STUCK_SNAPSHOT_S: Final = 300.0  # between two snapshots for those who are stuck
+CATALOGUE: Final = "catalogue"
+CATALOGUE_FIX: Final = (
+    "make room on the disk of the data directory, or give the files to the user of this process; it is tried again, and "
+    "what is new in the region is not known meanwhile"
+)
 SEGMENT_COST_BYTES: Final = 64 * KIB  # of a snapshot: reading so much takes as long as getting a segment
 assert POLL_INTERVAL_S < HEAD_TRUST_S
 
@@ -80,8 +85,8 @@ class TailStatus(msgspec.Struct, frozen=True):
 class Listener(Protocol):
     """Told what a tail learns, after the catalogue has."""
 
-    def heard(self, segment: Segment) -> None:
-        """This was read. Of each writer in order, and again after a leap."""
+    async def heard(self, segment: Segment) -> None:
+        """This was read. Of each writer in order, and again after a leap. Lets others run every few milliseconds."""
 
     def leapt(self) -> None:
         """A snapshot was read, or the catalogue is made anew."""
@@ -107,8 +112,10 @@ class Tail:
         """clock: unix seconds, of what is written. listener: told what is learned. keeper: None: this process keeps nothing there.
         news: of a region that is followed from outside, for long. closely: see `FeedReader`."""
         self.caught_up = asyncio.Event()
+        self.problems = keeper.problems if keeper is not None else Problems(objects.where)
         self._objects = objects
         self._catalogue = catalogue
+        self._is_unwritable = False
         self._chance = chance
         self._listener = listener
         self._keeper = keeper
@@ -150,11 +157,13 @@ class Tail:
             try:
                 await self._pass()
                 self._failures = 0
+                if not self._is_unwritable:
+                    self.problems.over(CATALOGUE, CATALOGUE)
             except ObjectError as error:
                 self._failed(str(error))
             except CatalogueDamaged as error:
                 self._failed(str(error))
-                self._renew()
+                self._renew(error)
             await within(self._pause_s(), self._woken)
 
     async def look(self) -> bool:
@@ -183,10 +192,11 @@ class Tail:
         self._reader.ask_all()
         self._woken.set()
 
-    def mend(self) -> None:
-        """Somebody found the catalogue damaged: it is made anew, unless it just was."""
-        self._renew()
-        self._woken.set()
+    def mend(self, error: CatalogueDamaged) -> None:
+        """Somebody found the catalogue damaged: it is made anew, unless it just was, or cannot be written."""
+        self._renew(error)
+        if not self._is_unwritable:
+            self._woken.set()
 
     def leave_behind(self, gaps: Iterable[Gap]) -> None:
         """What these hide was learned from the packs themselves: write a snapshot, with which everybody goes on behind them, and do
@@ -240,7 +250,9 @@ class Tail:
         )
 
     async def _pass(self) -> None:
-        if self._catalogue.renewals != self._renewals:
+        if self._is_unwritable:
+            self._reopen()
+        elif self._catalogue.renewals != self._renewals:
             self._restart()
         await self._catalogue.load()
         if self._is_new and not (self._catalogue.positions or self._catalogue.compared):
@@ -317,15 +329,28 @@ class Tail:
         catalogue.forget_writers(gone)
         self._reader.drop(gone)
 
-    def _renew(self) -> None:
-        """Make the catalogue anew, if nobody else has: whoever finds it damaged may."""
+    def _renew(self, error: CatalogueDamaged) -> None:
+        """Make the catalogue anew, if nobody else has: whoever finds it damaged may. What cannot be written is left as it is."""
+        if isinstance(error, CatalogueUnwritable):
+            self._is_unwritable = True
+            self.problems.note(CATALOGUE, str(error), CATALOGUE, CATALOGUE_FIX, lasts_s=PROBLEM_LASTS_S)
+            return
         if self._catalogue.renewals == self._renewals:
+            log.warning("%s: the catalogue is made anew: %s", self._objects.where, error)
             try:
                 self._catalogue.renew()
-            except CatalogueDamaged as error:
-                self._failed(str(error))
+            except CatalogueDamaged as failure:
+                self._failed(str(failure))
             if self._listener is not None:
                 self._listener.leapt()
+
+    def _reopen(self) -> None:
+        """Go on where the catalogue is: what was read and could not be written is read again. Raises CatalogueDamaged."""
+        self._catalogue.reopen()
+        self._is_unwritable = False
+        self._restart()
+        if self._listener is not None:
+            self._listener.leapt()
 
     def _restart(self) -> None:
         """Go on from what the catalogue knows."""
@@ -370,13 +395,12 @@ class Tail:
             for segment in page.segments:
                 if self._catalogue.renewals != self._renewals:
                     raise CatalogueDamaged("the catalogue was made anew meanwhile")
-                await self._catalogue.remove_all(segment.removed)
-                self._catalogue.add(segment)
+                await self._catalogue.take_in(segment)
                 self._segments += 1
                 self._entries += len(segment.entries)
                 self._note_unsound(segment)
                 if self._listener is not None:
-                    self._listener.heard(segment)
+                    await self._listener.heard(segment)
                 await asyncio.sleep(0)
             self._since_check += len(page.segments)
             more = page.more

@@ -27,7 +27,7 @@ _MAGIC = b"KVERSD1\n"
 
 
 class CarriedOut(msgspec.Struct, frozen=True, array_like=True):
-    """serial: of the tombstone. at_s: unix seconds. left: objects that it names and that are there still; why: of some of them, a line
+    """serial: of the tombstone. at_s: unix seconds. left: objects that are there still and that it names, or may name; why: of some of them, a line
     each."""
 
     tombstone: HexId

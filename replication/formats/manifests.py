@@ -32,7 +32,7 @@ from replication.formats.ranges import Size, Text, UnixS, Word
 from replication.formats.sealed import seal, unseal
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectDamaged
-from tiers.parsing import ParserErrors, parser_failure
+from tiers.parsing import ParserErrors, is_later, parser_failure
 from tiers.together import in_thread
 
 MIB: Final = 1 << 20
@@ -41,6 +41,7 @@ MANIFEST_BYTES_MAX: Final = (
     64 * MIB
 )  # of a model of some 10 TB; whatever is in it, it takes less than 1 GiB to read
 MANIFEST_FILES_MAX: Final = 1 << 16
+MANIFEST_FOLDERS_MAX: Final = 1 << 16
 MANIFEST_CHUNKS_MAX: Final = 1 << 20
 PAGE_CHUNKS_MAX: Final = 1 << 12  # decoded at once, in a millisecond that no other thread runs in
 PATH_BYTES_MAX: Final = 1024
@@ -199,11 +200,10 @@ def _head_of(written: Head) -> dict[str, Any]:
 
 
 def _unsealed(content: bytes | memoryview, kind: type[H], where: str) -> H:
-    if is_of_other_version(content):
+    if is_of_other_version(content) and not is_later(content, _MAGIC):
         found = bytes(content[:8])
-        which = "a newer" if found > _MAGIC else "an older"
         raise Damaged(
-            f"{where}: of format {found!r}, known here is {_MAGIC!r}: {which} kvstore has written it"
+            f"{where}: of format {found!r}, known here is {_MAGIC!r}: an older kvstore has written it"
         )
     return unseal(_MAGIC, content, kind, where, MANIFEST_BYTES_MAX)
 
@@ -259,7 +259,11 @@ def wrong_of_manifest(manifest: Manifest) -> str:
     if len({chunk.sha256 for chunk in chunks}) != len(chunks):
         return "a chunk twice in its list"
     paths = [file.path for file in manifest.files]
-    if wrong := next(filter(None, map(wrong_of_path, paths)), "") or wrong_of_tree(paths):
+    if (
+        wrong := next(filter(None, map(wrong_of_path, paths)), "")
+        or wrong_of_tree(paths)
+        or _wrong_of_folders(paths)
+    ):
         return wrong
     for file in manifest.files:
         if any(not 0 <= place < len(chunks) for place in file.chunks):
@@ -268,6 +272,19 @@ def wrong_of_manifest(manifest: Manifest) -> str:
             return f"file {file.path!r}: {file.size_bytes} bytes, of chunks with {found}"
     if manifest.content != content_of(manifest.files):
         return "its content is not that of its files"
+    return ""
+
+
+def _wrong_of_folders(paths: Sequence[str]) -> str:
+    """Whoever preloads it makes them: a small manifest can name millions."""
+    folders = set[str]()
+    for path in paths:
+        folder = path.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
+        if len(folders) > MANIFEST_FOLDERS_MAX:
+            return f"more than {MANIFEST_FOLDERS_MAX} folders"
     return ""
 
 

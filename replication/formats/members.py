@@ -1,4 +1,4 @@
-"""Members of a folder, read one by one: what one of them is takes nothing from the others.
+"""Members of a folder, each read by itself: what one of them is takes nothing from the others.
 
     LIST ─▶ a name of ours? ─▶ known already? ─▶ read ─▶ found
               │ no                                 ╰▶ damaged, refused, not to be had now ─▶ noted, and on to the next
@@ -17,9 +17,11 @@ from replication.errors import Damaged
 from replication.problems import Problems
 from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectError, ObjectMissing, ObjectUnavailable
+from tiers.together import together
 
 # Of a folder, in a row that the store failed for: the others wait for the next look.
 MEMBERS_FAILED_MAX: Final = 3
+MEMBERS_READ_MAX: Final = 16  # at a time: there may be thousands
 
 T = TypeVar("T")
 
@@ -48,22 +50,32 @@ async def read_members(
     found: list[tuple[ObjectInfo, T]] = []
     bad: set[str] = set()
     unavailable, failures, is_empty = "", 0, True
+
+    async def answer(info: ObjectInfo) -> tuple[T] | Damaged | ObjectError:
+        try:
+            return (await read(info),)
+        except (Damaged, ObjectError) as error:
+            return error
+
     async for page in objects.list(folder):
+        is_empty = is_empty and not page
         for info in page:
-            is_empty = False
             if not is_name.fullmatch(info.name[len(folder) :]):
                 bad.add(info.name)
                 problems.note(info.name, "is no name that we give: left alone")
-            elif not is_known(info) and failures < MEMBERS_FAILED_MAX:
-                try:
-                    found.append((info, await read(info)))
+        new = [info for info in page if info.name not in bad and not is_known(info)]
+        for at in range(0, len(new), MEMBERS_READ_MAX):
+            if failures >= MEMBERS_FAILED_MAX:
+                break
+            some = new[at : at + MEMBERS_READ_MAX]
+            for info, said in zip(some, await together(map(answer, some)), strict=True):
+                if isinstance(said, tuple):
+                    found.append((info, *said))
                     failures = 0
-                except ObjectMissing:
-                    continue  # it was removed just now
-                except (Damaged, ObjectError) as error:
+                elif not isinstance(said, ObjectMissing):  # it was removed just now
                     bad.add(info.name)
-                    problems.note(info.name, str(error))
-                    if isinstance(error, ObjectUnavailable):
-                        unavailable, failures = str(error), failures + 1
+                    problems.note(info.name, str(said))
+                    if isinstance(said, ObjectUnavailable):
+                        unavailable, failures = str(said), failures + 1
     problems.keep(folder, bad)
     return Members(found, unavailable, is_empty)

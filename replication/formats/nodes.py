@@ -18,7 +18,7 @@ from msgspec import Meta
 from replication.constants import MIB, NODE_PROBLEMS_MAX, NODE_ROWS_MAX
 from replication.errors import Damaged
 from replication.formats.ranges import AgeS, Count, HexId, Rate, Size, Text, UnixS, Word
-from replication.formats.sealed import fetch, seal
+from replication.formats.sealed import fetch, is_of_later_version, seal
 from replication.formats.segment import WRITER_NAME
 from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectMissing, ObjectRefused, ObjectUnavailable
@@ -149,6 +149,17 @@ async def read_nodes(objects: Objects) -> Nodes:
     if away is not None and not read:
         raise ObjectUnavailable(f"{NODES}{away.writer}: {away.reason}")
     return Nodes(read, unread)
+
+
+async def silent_nodes(objects: Objects, before_s: float) -> list[ObjectInfo]:
+    """What nodes have told last before then, by the clock of the store, but for those of a later version. Raises ObjectError."""
+    infos = [info async for page in objects.list(NODES) for info in page]
+    return [
+        info
+        for info in infos
+        if info.modified_s < before_s and WRITER_NAME.fullmatch(info.name[len(NODES) :])
+        if not await is_of_later_version(objects, _MAGIC, info.name, NODE_BYTES_MAX)
+    ]
 
 
 async def _read(objects: Objects, writer: str) -> Node:

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from replication.constants import KIB
 from replication.deleting import delete_each
-from replication.errors import Damaged
+from replication.errors import Damaged, FormatUnknown
 from replication.formats.keeping import ring
 from replication.formats.members import HEX_ID, Members, read_members
 from replication.formats.ranges import Count, Rate, Size, Text, UnixS
@@ -103,7 +103,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def put_order(objects: Objects, order: Order) -> Order:
-    """Order it; what is in force then: one that is there already is prolonged, and not begun anew. Raises ObjectError."""
+    """Order it; what is in force then: one that is there already is prolonged, and not begun anew. Raises FormatUnknown, ObjectError."""
     there = await read_order(objects, order.id)
     if there is not None and there.until_s > order.made_s:
         if there.until_s >= order.until_s:
@@ -115,10 +115,12 @@ async def put_order(objects: Objects, order: Order) -> Order:
 
 
 async def read_order(objects: Objects, order_id: str) -> Order | None:
-    """None where there is none that can be understood. Raises ObjectError."""
+    """None where there is none that can be understood. Raises FormatUnknown, ObjectError."""
     name = ORDERS + order_id
     try:
         return await _read(objects, name)
+    except FormatUnknown:
+        raise
     except (ObjectMissing, ObjectRefused, Damaged):
         return None
 
@@ -169,8 +171,9 @@ async def clear_over(objects: Objects, now_s: float) -> None:
     orders = await read_orders(objects, {})
     over = {order.id for order in orders.values() if order.until_s <= now_s}
     await delete_each(objects.delete, [ORDERS + order_id for order_id in sorted(over)])
+    there = {info.name[len(ORDERS) :] async for page in objects.list(ORDERS) for info in page}
     for order_id in filter(HEX_ID.fullmatch, told):
-        if order_id not in {order.id for order in orders.values()} - over:
+        if order_id not in there:  # one that cannot be understood is none of ours to end
             await _forget(objects, order_id)
 
 

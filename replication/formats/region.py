@@ -82,7 +82,8 @@ async def open_region(objects: Objects, deployment: str, region: str) -> Region:
         raise MarkerDamaged(f"{error}: no marker of a region, asked for was {asked}") from error
     except ObjectMissing as error:
         raise _MarkerMissing(
-            f"{objects.where}: no region yet, asked for was {asked}: `kvstore region init` makes it one"
+            f"{objects.where}: no region is there, asked for was {asked}: is it mounted, is its url right? "
+            f"Only where it is new, `kvstore region init {region}` makes it one"
         ) from error
     found = _parse(content, objects.where, asked)
     if (found.deployment, found.region) != (deployment, region):

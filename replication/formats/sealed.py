@@ -2,7 +2,7 @@
 
     │ magic (8) │ bytes of the body (4) │ zeros (4) │ xxh3_128 of the body (16) │ body (msgpack) │ padding │
 
-The magic says what it is and in which format. Padding is not covered, and carries nothing.
+The magic says what it is, and ends with the number of its format: what has a higher one is of a later version, and is left alone. Padding is not covered, and carries nothing.
 
 A checksum says that bytes are as somebody wrote them, not that they can be true: the types that are read say in which range
 each number is (replication/formats/ranges.py), and whatever does not fit is `Damaged`.
@@ -18,10 +18,10 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 import msgspec
 import xxhash
 
-from replication.errors import Damaged
+from replication.errors import Damaged, FormatUnknown
 from tiers.bucket.objects import Objects
-from tiers.errors import ObjectDamaged
-from tiers.parsing import ParserErrors, parser_failure
+from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused
+from tiers.parsing import ParserErrors, is_later, parser_failure
 
 T = TypeVar("T")
 _PRELUDE = struct.Struct("<8sII16s")
@@ -34,8 +34,16 @@ def seal(magic: bytes, value: object) -> bytes:
     return _PRELUDE.pack(magic, len(body), 0, xxhash.xxh3_128_digest(body)) + body
 
 
+async def is_of_later_version(objects: Objects, magic: bytes, name: str, size_bytes_max: int) -> bool:
+    """See `is_later`; False where it cannot be read. Raises ObjectUnavailable."""
+    try:
+        return is_later(await objects.get_within(name, size_bytes_max), magic)
+    except (ObjectDamaged, ObjectMissing, ObjectRefused):
+        return False
+
+
 async def fetch(objects: Objects, magic: bytes, kind: type[T], name: str, size_bytes_max: int) -> T:
-    """What an object says, none of which is fetched if it is too large. Raises Damaged, ObjectError."""
+    """What an object says, none of which is fetched if it is too large. Raises Damaged, FormatUnknown, ObjectError."""
     try:
         content = await objects.get_within(name, size_bytes_max)
     except ObjectDamaged as error:
@@ -44,10 +52,12 @@ async def fetch(objects: Objects, magic: bytes, kind: type[T], name: str, size_b
 
 
 def unseal(magic: bytes, content: bytes | memoryview, kind: type[T], where: str, size_bytes_max: int) -> T:
-    """What an object says. where: its name, for people. Raises Damaged."""
+    """What an object says. where: its name, for people. Raises Damaged, FormatUnknown."""
     if not PRELUDE_BYTES <= len(content) <= size_bytes_max:
         raise Damaged(f"{where}: {len(content)} bytes: allowed are {PRELUDE_BYTES} to {size_bytes_max}")
     found, body_bytes, zeros, checksum = _PRELUDE.unpack_from(content)
+    if is_later(content, magic):
+        raise FormatUnknown(f"{where}: of a later version: begins with {found!r}, known here is {magic!r}")
     if found != magic:
         raise Damaged(f"{where}: begins with {bytes(found)!r}, not with {magic!r}")
     body = content[PRELUDE_BYTES : PRELUDE_BYTES + body_bytes]

@@ -30,7 +30,7 @@ from replication.formats.announced import Announced, tabled, untabled, weight_by
 from replication.formats.announced_models import AnnouncedModel, heard_models
 from replication.formats.ranges import Number, UnixS, WriterName
 from replication.formats.removed import Removed, heard_removed
-from replication.formats.sealed import fetch, seal, unseal
+from replication.formats.sealed import fetch, is_of_later_version, seal, unseal
 from tiers.bucket.objects import Objects
 from tiers.namespace_spec import NamespaceSpec
 from tiers.packs.packs import PACK_HEADER_BYTES_MAX
@@ -117,6 +117,11 @@ def decode(content: bytes | memoryview, writer: str, number: int) -> Segment:
     return Segment(
         writer, number, body.written_s, entries, unsound, reason, tuple(models.found), tuple(removed.found)
     )
+
+
+async def is_segment_later(objects: Objects, name: str) -> bool:
+    """Whether the segment of this name is of a later version. Raises ObjectUnavailable."""
+    return await is_of_later_version(objects, _SEGMENT_MAGIC, name, SEGMENT_BYTES_MAX)
 
 
 def encode_head(head: Head) -> bytes:

@@ -24,7 +24,7 @@ import xxhash
 from msgspec import Meta
 
 from replication.constants import MIB
-from replication.errors import Damaged
+from replication.errors import Damaged, FormatUnknown
 from replication.formats.keeping import ring
 from replication.formats.members import HEX_ID, Members, read_members
 from replication.formats.ranges import BlockHash, Count, HexId, Id, Text, UntilS
@@ -81,7 +81,7 @@ class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
 
 async def bury(objects: Objects, tombstone: Tombstone) -> Tombstone:
     """Erase what it names, once more if it was erased before. Returns the tombstone that was put: it is watched for as long as the one
-    that was there, and has a higher serial. Raises ObjectError."""
+    that was there, and has a higher serial. Raises FormatUnknown, ObjectError."""
     there = await _there(objects, tombstone)
     if there is not None:
         tombstone = msgspec.structs.replace(
@@ -108,7 +108,7 @@ async def take_back(objects: Objects, tombstone_id: str) -> Tombstone | None:
 
 
 async def bring(objects: Objects, tombstone: Tombstone) -> bool:
-    """Put one that another region has, unless the same or a later one is there; whether it was put. Raises ObjectError."""
+    """Put one that another region has, unless the same or a later one is there; whether it was put. Raises FormatUnknown, ObjectError."""
     there = await _there(objects, tombstone)
     if there is not None and not tombstone.outranks(there):
         return False
@@ -118,9 +118,11 @@ async def bring(objects: Objects, tombstone: Tombstone) -> bool:
 
 
 async def _there(objects: Objects, tombstone: Tombstone) -> Tombstone | None:
-    """The one of the same that is there, if anybody can read it. Raises ObjectError."""
+    """The one of the same that is there, if anybody can read it. Raises FormatUnknown, ObjectError."""
     try:
         return await _read(objects, TOMBSTONES + tombstone.id)
+    except FormatUnknown:
+        raise  # who knows more has erased it
     except (ObjectMissing, ObjectRefused, Damaged):
         return None
 

@@ -86,7 +86,7 @@ class NewsReader:
     async def refresh(self) -> None:
         """Raises ObjectUnavailable."""
         begun_s, looked_s, self._looked_s = passed_s(), self._looked_s, float("-inf")
-        was_read, self._is_read = self._is_read, False
+        is_read = False
         try:
             found = await self._objects.get_if_changed(NEWS, self._e_tag, NEWS_BYTES_MAX)
             if found is not None:
@@ -100,9 +100,8 @@ class NewsReader:
             self._looked_s = begun_s
             self._problems.over(NEWS)
             self._refused = 0
-            self._is_read = True
-            if not was_read:
-                self.mirror_s = passed_s()
+            self._are_known()
+            is_read = True
         except ObjectMissing:
             self.latest, self._e_tag, self._looked_s = None, "", begun_s
         except ObjectRefused as error:
@@ -113,9 +112,17 @@ class NewsReader:
         except (Damaged, ObjectDamaged) as error:
             self.latest, self._e_tag = None, ""
             self._problems.note(NEWS, str(error))
+        finally:
+            self._is_read = is_read
+
+    def _are_known(self) -> None:
+        """They were read, or written by this process, which then need not read them."""
+        if not self._is_read:
+            self._is_read, self.mirror_s = True, passed_s()
 
     def tell(self, news: News) -> None:
         """These are there now."""
+        self._are_known()
         if news.term < self.term and passed_s() - self.changed_s < LEASE_S:
             return
         before = self.latest

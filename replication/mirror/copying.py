@@ -78,7 +78,7 @@ class Carrying(ABC):
         ways: Ways,
         jobs: Jobs,
         ended: Callable[[Job], None],
-        damaged: Callable[[], None],
+        damaged: Callable[[CatalogueDamaged], None],
         chance: random.Random,
     ) -> None:
         """ended: called when a job is done. damaged: called when the catalogue of the source is found to be."""
@@ -148,7 +148,7 @@ class Carrying(ABC):
         except (ObjectError, IntentLost) as error:
             self._retry(job, str(error), COPY_BACKOFF_S_MAX)
         except CatalogueDamaged as error:
-            self._damaged()
+            self._damaged(error)
             self._retry(job, str(error), COPY_BACKOFF_S_MAX)
         except (asyncio.CancelledError, *TO_END):
             raise
@@ -213,7 +213,7 @@ class Copying(Carrying):
         catalogue: Catalogue,
         jobs: Jobs,
         ended: Callable[[Job], None],
-        damaged: Callable[[], None],
+        damaged: Callable[[CatalogueDamaged], None],
         clock: Callable[[], float],
         chance: random.Random,
     ) -> None:
@@ -251,7 +251,7 @@ class Copying(Carrying):
             announced = self._lacking(job)
             if announced is not None and not job.is_put and not self._is_known(job):
                 if job.is_renewal:
-                    job.is_renewal = False
+                    self.jobs.gone(job)
                     raise ObjectUnavailable(f"{announced.pack.name}: is gone at home meanwhile")
                 await self._copy(job, announced.pack)
                 job.is_put = True
@@ -286,9 +286,9 @@ class Copying(Carrying):
         if announced is None:  # made anew, and not as far yet
             raise ObjectMissing(f"{self._ways.bucket.where}: pack {job.pack_id.hex()}: is not announced")
         [known] = self._ways.home.known([job.pack_id])
-        is_wanted = is_lacking(announced, known, self._clock()) and not self._ways.home.erasure.covers(
-            announced
-        )
+        is_wanted = is_lacking(
+            announced, known, self._ways.home.clock.over_s
+        ) and not self._ways.home.erasure.covers(announced)
         return announced if is_wanted else None
 
     def _is_known(self, job: Job) -> bool:

@@ -17,9 +17,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
+from typing import Final
 
 from replication.formats.rules import Rule
 from replication.mirror.watermark import Hold
+
+DONE_KEPT_MAX: Final = 1024  # behind one that is older and fails
 
 _Entry = tuple[float, int, "Job"]  # what it is ordered by, a number that no other job has, the job
 
@@ -55,6 +58,7 @@ class Jobs:
         self._resting: list[_Entry] = []  # by the time at which they are due
         self._by_age: list[_Entry] = []
         self._failing: dict[bytes, Job] = {}  # in the order in which they began to
+        self._longer: dict[bytes, Job] = {}  # whose packs are at home, with shorter lives than they have
         self._count = 0
         self.left_bytes = 0  # of all of them
 
@@ -88,11 +92,18 @@ class Jobs:
         for job in hastened:
             job.rule = rule
 
-    def heard(self, job: Job, since_s: float) -> None:
-        """A job's pack was announced earlier than was known."""
+    def heard(self, job: Job, since_s: float, is_here: bool = False) -> None:
+        """A job's pack was announced, perhaps earlier than was known. is_here: home has it, and lacks a longer life only."""
+        if is_here:
+            self._longer[job.pack_id] = job
         if since_s < job.since_s:
             job.since_s = since_s
             heappush(self._by_age, (since_s, job.number, job))
+
+    def gone(self, job: Job) -> None:
+        """Home has its pack no more: it is copied."""
+        job.is_renewal = False
+        self._longer.pop(job.pack_id, None)
 
     def rouse(self, now_s: float) -> None:
         """Those that have rested long enough wait again."""
@@ -139,6 +150,10 @@ class Jobs:
         del self._all[job.pack_id]
         self.left_bytes -= job.size_bytes
         self._failing.pop(job.pack_id, None)
+        self._longer.pop(job.pack_id, None)
+        if len(self._by_age) > 2 * len(self._all) + DONE_KEPT_MAX:
+            self._by_age = [(job.since_s, job.number, job) for job in self._all.values()]
+            heapify(self._by_age)
 
     @property
     def failing(self) -> int:
@@ -153,6 +168,10 @@ class Jobs:
         while self._by_age and self._by_age[0][2].is_done:
             heappop(self._by_age)
         return self._by_age[0][0] if self._by_age else None
+
+    def longer_s(self) -> float | None:
+        """The same of those whose packs are at home, and live longer than is known there."""
+        return min((job.since_s for job in self._longer.values()), default=None)
 
     def _wait(self, job: Job) -> None:
         if job.is_renewal:

@@ -23,6 +23,7 @@ from replication.catalogue.catalogue import Catalogue
 from replication.constants import FAILURES_TOLD, HEARTBEAT_LATE_S
 from replication.errors import Damaged, ReplicationError
 from replication.feed.tail import TailStatus
+from replication.formats.announced import Announced
 from replication.formats.mirror_state import (
     IN_TIME_S,
     MIRRORS,
@@ -112,6 +113,12 @@ class Mirror:
         """Of a pack that is at home and not announced there: see `Terms`."""
         return "" if self.pull is None else self.pull.origin(pack_id)
 
+    def brings(self, announced: Announced) -> bool:
+        """Whether it copies a pack again that is gone at home; until it has read its source: if it is a copy."""
+        if self.pull is None or not self.is_ready:
+            return bool(announced.origin)
+        return self.pull.brings(announced.pack.id)
+
     @property
     def left_bytes(self) -> int:
         """Of packs and models that are to be copied, as far as it is known."""
@@ -144,7 +151,7 @@ class Mirror:
             identity=self._identity,
             rules=self._choice,
             at_s=now_s,
-            looked_s=pull.complete_s or pull.looked_s() or earlier.looked_s,
+            looked_s=pull.known_s(),
             problem=status.failure if status.failures else _gap(status),
             watermark=passed,
             read=read,
@@ -219,6 +226,7 @@ class Mirror:
                 self._paces,
                 self._earlier.watermark,
                 self._complete_s,
+                self._earlier.looked_s,
                 StoreClock(self._own),
                 self._chance,
             )
@@ -265,7 +273,10 @@ def elsewhere(mirrors: Sequence[Mirror]) -> Elsewhere:
             if mirror.pull is not None:
                 mirror.pull.leapt()
 
-    return Elsewhere(lambda: all(mirror.is_ready for mirror in mirrors), origin, lost)
+    def brings(announced: Announced) -> bool:
+        return any(mirror.brings(announced) for mirror in mirrors)
+
+    return Elsewhere(lambda: all(mirror.is_ready for mirror in mirrors), origin, brings, lost)
 
 
 def _gap(status: TailStatus) -> str:

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from replication.catalogue.catalogue import Catalogue
+from replication.errors import CatalogueDamaged
 from replication.formats.announced_models import AnnouncedModel
 from replication.formats.rules import Rule
 from replication.mirror.copying import Carrying, Ways
@@ -47,7 +48,7 @@ class ModelCopying(Carrying):
         catalogue: Catalogue,
         paces: dict[Rule, float],
         ended: Callable[[Job], None],
-        damaged: Callable[[], None],
+        damaged: Callable[[CatalogueDamaged], None],
         clock: Callable[[], float],
         chance: random.Random,
     ) -> None:

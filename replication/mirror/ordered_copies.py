@@ -103,7 +103,7 @@ class OrderedCopies:
         return lacking
 
     def _is_wanted(self, order: Order, announced: Announced) -> bool:
-        is_over = 0 < announced.kept_until_s <= self._clock()
+        is_over = 0 < announced.kept_until_s <= self._ways.home.clock.over_s
         return (
             not is_over
             and self._rule(order, announced.pack.header.spec) is not None
@@ -113,7 +113,11 @@ class OrderedCopies:
     def _is_lacking(self, announced: Announced) -> bool:
         """Whether this mirror has to bring it: copies of others are brought by the mirrors of their origin."""
         [known] = self._ways.home.known([announced.pack.id])
-        return not announced.origin and known is None and is_lacking(announced, known, self._clock())
+        return (
+            not announced.origin
+            and known is None
+            and is_lacking(announced, known, self._ways.home.clock.over_s)
+        )
 
     def _still_lacking(self, order: Order, ids: Sequence[bytes]) -> list[tuple[Announced, Rule]]:
         return [

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
-from replication.catalogue.catalogue import Catalogue
+from replication.catalogue.catalogue import TURN_LOOKS, Catalogue
 from replication.constants import (
     CATALOGUE_CHUNK_PACKS,
     PROBLEM_LASTS_S,
@@ -37,6 +37,7 @@ from replication.errors import CatalogueDamaged, Damaged
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced
 from replication.formats.announced_models import AnnouncedModel
+from replication.formats.members import MEMBERS_READ_MAX
 from replication.formats.rules import Rule, rule_for, weights_rule_for
 from replication.formats.segment import Segment
 from replication.formats.tombstones import BEHIND, TOMBSTONES, bring, put_behind, read_behind, read_tombstones
@@ -76,11 +77,12 @@ class Pull:
         paces: dict[Rule, float],
         watermark: dict[str, int],
         complete_s: float,
+        known_s: float,
         there: StoreClock,
         chance: random.Random,
     ) -> None:
-        """catalogue: of the source. paces: see `Jobs`. watermark, complete_s: where an earlier life was, 0 without one. there: the clock
-        of the store of the source, by which its lives are; all else is by that at home."""
+        """catalogue: of the source. paces: see `Jobs`. watermark, complete_s, known_s: where an earlier life was, 0 without one. there:
+        the clock of the store of the source, by which its lives are; all else is by that at home."""
         clock = ways.home.clock
         self.jobs = Jobs(paces)
         self.watermark = Watermark(watermark)
@@ -88,6 +90,7 @@ class Pull:
         self._news = NewsReader(ways.bucket, self.problems, there)
         self._folders = Folders(self._news, TOMBSTONES, BEHIND, REMOVED)
         self.tail = Tail(ways.bucket, catalogue, clock, chance, self, news=self._news, closely=True)
+        self.tail.problems = self.problems
         self.copying = Copying(ways, catalogue, self.jobs, self._ended, self.tail.mend, clock, chance)
         self.models = ModelCopying(ways, catalogue, paces, self._ended, self.tail.mend, clock, chance)
         self._orders = OrderedCopies(
@@ -96,16 +99,18 @@ class Pull:
             rules,
             self._ordered,
             clock,
-            lambda error: self.tail.mend(),
+            self.tail.mend,
             OrderedModels(ways, catalogue, rules, self.models, clock),
         )
         self._ways = ways
         self._catalogue = catalogue
+        catalogue.clock = there
         self._rules = rules
         self._chosen: dict[bytes, Rule | None] = {}  # by spec
         self._clock = clock
         self._there = there
         self._begun_s = self._leapt_s = complete_s
+        self._known_s, self._is_looked_through = known_s, False
         self._leap = asyncio.Event()
         if isinstance(ways.bucket, Watched):
             ways.bucket.when_it_works_again = self._go_on
@@ -151,19 +156,30 @@ class Pull:
                 moments.append(oldest_s)
         return min(moments)
 
+    def known_s(self) -> float:
+        """Home knows what the source said until this moment of the packs that both have: copies that wait or fail say nothing of that.
+        Unix seconds, 0: it never did."""
+        if self._is_looked_through and self.tail.complete_age_s is not None:
+            longer_s = self.jobs.longer_s()
+            self._known_s = self.looked_s() if longer_s is None else min(longer_s, self.looked_s())
+        return self._known_s
+
     # -- what the tail says --
 
-    def heard(self, segment: Segment) -> None:
+    async def heard(self, segment: Segment) -> None:
         hold = self.watermark.heard(segment.writer, segment.number)
         looked_s, now_s = self.looked_s(), self._clock()
         since_s = segment.written_s if looked_s <= segment.written_s <= now_s else looked_s
-        self._consider(segment.entries, since_s, hold)
+        for at in range(0, len(segment.entries), TURN_LOOKS):
+            self._consider(segment.entries[at : at + TURN_LOOKS], since_s, hold)
+            await asyncio.sleep(0)
         self._consider_models(segment.models, since_s, hold)
         self.watermark.release(hold)
 
     def leapt(self) -> None:
         if not self.watermark.is_held:
             self._leapt_s = self.complete_s
+        self._known_s, self._is_looked_through = self.known_s(), False
         self.watermark.leap()
         self._leap.set()
 
@@ -175,12 +191,27 @@ class Pull:
             return None if self._weights_rule(model) is not None else self._ways.source
         try:
             [announced] = self._catalogue.packs([pack_id])
-        except CatalogueDamaged:
-            self.tail.mend()
+        except CatalogueDamaged as error:
+            self.tail.mend(error)
             return None
         if announced is None or announced.origin:
             return ""
         return None if self._wanted([announced], None) else self._ways.source
+
+    def brings(self, pack_id: bytes) -> bool:
+        """Whether home gets this pack from here, where it is gone."""
+        try:
+            [announced] = self._catalogue.packs([pack_id])
+        except CatalogueDamaged as error:
+            self.tail.mend(error)
+            return True
+        return (
+            announced is not None
+            and not announced.origin
+            and pack_id not in self.copying.lost_ids
+            and self._rule(announced.pack.header.spec) is not None
+            and is_lacking(announced, None, self._ways.home.clock.over_s)
+        )
 
     # -- sweeping --
 
@@ -191,8 +222,7 @@ class Pull:
             try:
                 await self._sweep()
             except CatalogueDamaged as error:
-                log.warning("%s: its catalogue is made anew: %s", self._ways.bucket.where, error)
-                self.tail.mend()
+                self.tail.mend(error)
             await within(SWEEP_INTERVAL_S, self._leap)
 
     async def _sweep(self) -> None:
@@ -209,8 +239,10 @@ class Pull:
                     await asyncio.sleep(SWEEP_ROOM_PAUSE_S)
                 if self._catalogue.renewals != renewals:
                     return  # the leap that came with it brings another sweep
-                self._consider(chunk, since_s, hold, priority)
-                await asyncio.sleep(0)
+                for at in range(0, len(chunk), TURN_LOOKS):
+                    self._consider(chunk[at : at + TURN_LOOKS], since_s, hold, priority)
+                    await asyncio.sleep(0)
+        self._is_looked_through = not self.watermark.must_sweep
         if hold is not None:
             self.watermark.release(hold)
 
@@ -225,13 +257,23 @@ class Pull:
             if not self._folders.are_due():
                 return brought
             home = self._ways.home_bucket
-            for name, tombstone in (await read_tombstones(self._ways.bucket, brought, problems)).items():
-                if await self._is_put(TOMBSTONES + tombstone.id, bring(home, tombstone)):
-                    brought.add(name)
+            now_s = self._ways.home.clock.over_s
+            found = await read_tombstones(self._ways.bucket, brought, problems)
+            over = {
+                name for name, one in found.items() if not one.is_taken_back and one.watched_until_s <= now_s
+            }
+            brought |= over  # nothing is erased by it, at home either
+            due = [one for one in found.items() if one[0] not in over]
+            for at in range(0, len(due), MEMBERS_READ_MAX):
+                some = due[at : at + MEMBERS_READ_MAX]
+                puts = await together(self._is_put(TOMBSTONES + one.id, bring(home, one)) for _, one in some)
+                brought |= {name for (name, _), is_put in zip(some, puts, strict=True) if is_put}
+            if due:
+                await self._ways.home.erasure.look()  # or it would be copied first, and erased then
             known, is_put = set(brought), True
-            for found in await read_behind(self._ways.bucket, known, problems):
-                put = put_behind(home, found.tombstone, found.blocks, found.links)
-                is_put = await self._is_put(BEHIND + found.tombstone, put) and is_put
+            for behind in await read_behind(self._ways.bucket, known, problems):
+                put = put_behind(home, behind.tombstone, behind.blocks, behind.links)
+                is_put = await self._is_put(BEHIND + behind.tombstone, put) and is_put
             if is_put:
                 brought |= known
             await self._bring_removals()
@@ -245,7 +287,7 @@ class Pull:
         """The same of models. Raises ObjectError."""
         found = await look_for_removals(self._ways.bucket, self._removals, self.problems)
         for info, removal in found.found:
-            is_over = self._clock() >= removal.watched_until_s
+            is_over = self._ways.home.clock.over_s >= removal.watched_until_s
             if is_over or await self._is_put(info.name, put_removal(self._ways.home_bucket, removal)):
                 self._removals.add(key_of(info))
 
@@ -279,7 +321,7 @@ class Pull:
             if job is None:
                 job = Job(announced.pack.id, announced.pack.size_bytes, rule, since_s, is_here)
                 self.jobs.add(job)
-            self.jobs.heard(job, since_s)
+            self.jobs.heard(job, since_s, is_here)
             if hold is not None:
                 hold.left += 1
                 job.holds.append(hold)
@@ -297,7 +339,7 @@ class Pull:
             if priority in (None, rule.priority)
         ]
         known = self._ways.home.known([entry.pack.id for entry, _ in ruled])
-        now_s, erasure = self._clock(), self._ways.home.erasure
+        now_s, erasure = self._ways.home.clock.over_s, self._ways.home.erasure
         return [
             (entry, rule, there is not None)
             for (entry, rule), there in zip(ruled, known, strict=True)

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from replication.audit.audit import Audit, Report, wrong_of
+from replication.audit.audit import Audit, Report, Wrong, wrong_of
 from replication.audit.orphans import Finding, Kind, Terms
 from replication.catalogue.catalogue import Catalogue
 from replication.constants import ORPHAN_GRACE_S, ROTTEN_LOOKS
@@ -40,7 +40,8 @@ from replication.formats.segment import Segment
 from replication.mirror.copying import is_lacking
 from replication.mirror.verify_models import ReadChunks, copied, lacking_models, read_chunks
 from tiers.bucket.objects import Objects
-from tiers.errors import ObjectUnavailable
+from tiers.errors import ObjectKeyUnknown, ObjectUnavailable, PackUnknown
+from tiers.packs.packs import Pack
 from tiers.together import together
 
 DEEP_PACKS: Final = 4  # read whole at a time, by whoever verifies every byte
@@ -60,11 +61,12 @@ class Deep(NamedTuple):
 
 
 class Read(msgspec.Struct):
-    """Packs that were read to their last byte."""
+    """Packs that were read to their last byte. unread: others, which this version, or who has not their key, cannot read."""
 
     packs: int = 0
     bytes: int = 0
     damaged: int = 0
+    unread: int = 0
 
 
 class Outside:
@@ -89,6 +91,7 @@ class Outside:
         self._clock = clock
         self._chance = chance
         self._gaps = 0
+        self._has_mirror = False
         self._hands = _Hands(self, False)
 
     @classmethod
@@ -147,8 +150,8 @@ class Outside:
 
     # -- the bucket --
 
-    async def audit(self, repairs: bool, told: Told, progress: Progress) -> Report:
-        """After `follow`. Raises RegionError, ObjectError, CatalogueDamaged."""
+    async def audit(self, repairs: bool, told: Told, progress: Progress, report: Report) -> None:
+        """After `follow`. report: is filled in, as far as it comes. Raises RegionError, ObjectError, CatalogueDamaged."""
 
         def tell(finding: Finding) -> None:
             told(finding if repairs else finding._replace(repaired=""))
@@ -157,10 +160,12 @@ class Outside:
         audit = Audit(
             self.objects, self.region, self.catalogue, self.erasure, hands, self._clock, VERIFY_AGAIN_S
         )
-        audit.forgets_behind = not await self._has_mirrors()  # copies come in any order
+        self._has_mirror = await self._has_mirrors()
+        audit.forgets_behind = not self._has_mirror  # copies come in any order
+        audit.is_brought = self._is_brought
         audit.progress = progress
         settled_s = self._clock() - ORPHAN_GRACE_S - 2 * self._skew_s
-        return await audit.run(Terms(settled_s, restores_all=bool(self._gaps)), tell)
+        await audit.run(Terms(settled_s, restores_all=bool(self._gaps)), tell, report)
 
     async def end_repair(self) -> str:
         """A snapshot that leads over gaps: its name; "" where there are none. Raises ObjectError, CatalogueDamaged."""
@@ -174,6 +179,10 @@ class Outside:
                 return True
         return False
 
+    def _is_brought(self, announced: Announced) -> bool:
+        """Whether a mirror copies it again, as far as it can be known from outside."""
+        return self._has_mirror and bool(announced.origin)
+
     # -- every byte --
 
     async def read(self, deep: Deep, repairs: bool, told: Told, progress: Progress) -> Read:
@@ -185,14 +194,22 @@ class Outside:
             drawn = [one for one in chunk if self._is_alive(one) and self._chance.random() < deep.share]
             for at in range(0, len(drawn), DEEP_PACKS):
                 some = drawn[at : at + DEEP_PACKS]
-                wrongs = await together(wrong_of(self.objects, one.pack) for one in some)
+                wrongs = await together(_wrong_of(self.objects, one.pack) for one in some)
                 for announced, wrong in zip(some, wrongs, strict=True):
+                    if isinstance(wrong, str):
+                        done.unread += 1
+                        told(Finding(Kind.STRANGE, announced.pack.name, wrong))
+                        continue
                     done.packs += 1
                     done.bytes += announced.pack.size_bytes
                     if wrong is not None and wrong.reason != Reason.GONE:
                         done.damaged += 1
-                        if repairs:
+                        if repairs and self._is_brought(announced):
                             await self._hands.announce([removed(announced, wrong.reason)])
+                        elif repairs:
+                            await self._hands.announce(
+                                await self.catalogue.removals([announced], wrong.reason)
+                            )
                         is_deleted = repairs and await self._hands.delete([announced.pack.name])
                         repaired = "deleted" if is_deleted else "removed" if repairs else ""
                         told(Finding(Kind.DAMAGED, announced.pack.name, wrong.text, repaired))
@@ -264,6 +281,14 @@ class Outside:
         return is_lacking(announced, known, self._clock())
 
 
+async def _wrong_of(objects: Objects, pack: Pack) -> Wrong | str | None:
+    """Or why nobody here can say. Raises ObjectUnavailable."""
+    try:
+        return await wrong_of(objects, pack)
+    except (ObjectKeyUnknown, PackUnknown) as error:
+        return f"could not be read by this version: {error}"
+
+
 async def _each(catalogue: Catalogue) -> AsyncIterator[Announced]:
     for chunk in catalogue.chunks():
         for announced in chunk:
@@ -296,8 +321,7 @@ class _Hands:
                 Segment("", 0, max(outside._clock(), after_s + 1), packs, models=models, removed=gone)
             ]
         for segment in segments:
-            await catalogue.remove_all(segment.removed)
-            catalogue.add_own(segment)
+            await catalogue.take_in(segment, is_own=True)
 
     async def delete(self, names: Sequence[str]) -> int:
         if not self._repairs:

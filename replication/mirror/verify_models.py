@@ -10,7 +10,7 @@ import msgspec
 
 from replication.audit.orphans import Finding, Kind
 from replication.catalogue.catalogue import Catalogue
-from replication.deleting import delete_each
+from replication.deleting import delete_each, unchanged
 from replication.erasure.removed_models import read_removal
 from replication.errors import Damaged, IntentLost, ModelDiffers, ModelRemoved
 from replication.formats.announced_models import AnnouncedModel
@@ -19,7 +19,7 @@ from replication.formats.rules import Rule, weights_rule_for
 from replication.models.chunks import wrong_bytes
 from replication.models.copy_model import ModelCopy
 from tiers.bucket.objects import Objects
-from tiers.errors import ObjectDamaged, ObjectMissing
+from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused
 from tiers.together import together
 
 DEEP_CHUNKS: Final = 4  # read at a time
@@ -44,7 +44,7 @@ async def read_chunks(
     for model in list(catalogue.models.values()):
         try:
             manifest = await read_manifest(objects, *(named(model.name) or ("", "", "")))
-        except (Damaged, ObjectMissing):
+        except (Damaged, ObjectMissing, ObjectRefused):
             continue  # the audit has said it
         drawn = [chunk for chunk in manifest.chunks if chunk.sha256 not in seen and chance.random() < share]
         seen.update(chunk.sha256 for chunk in drawn)
@@ -57,10 +57,22 @@ async def read_chunks(
                 if wrong:
                     done.damaged += 1
                     done.models.append(model.name)
-                    is_deleted = repairs and not await delete_each(objects.delete, [chunk.name])
+                    is_deleted = repairs and await _is_deleted(objects, chunk)
                     reason = f"{wrong}; of {model.model}@{model.revision}"
                     told(Finding(Kind.DAMAGED, chunk.name, reason, "deleted" if is_deleted else ""))
             yield done
+
+
+async def _is_deleted(objects: Objects, chunk: Chunk) -> bool:
+    """What is damaged still; one that was put again meanwhile stays."""
+    try:
+        info = await objects.head(chunk.name)
+    except (ObjectMissing, ObjectDamaged, ObjectRefused):
+        return False
+    if not await _damage(objects, chunk):
+        return False
+    names = await unchanged(objects, [info])
+    return bool(names) and not await delete_each(objects.delete, names)
 
 
 async def _damage(objects: Objects, chunk: Chunk) -> str:
@@ -112,7 +124,7 @@ async def copied(
     """Copy a model of region `name`: what is to be announced, or None and why it could not be. Raises ObjectError."""
     try:
         await ModelCopy(source, objects, model, f"verify {region}", clock).run()
-    except (Damaged, IntentLost, ModelDiffers, ModelRemoved, ObjectMissing) as error:
+    except (Damaged, IntentLost, ModelDiffers, ModelRemoved, ObjectMissing, ObjectRefused) as error:
         return None, str(error)
     origin = "" if model.origin == region else name
     return msgspec.structs.replace(model, origin=origin), ""

@@ -11,8 +11,7 @@ watermark stands still until a sweep that began later is let go. It never goes b
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -31,7 +30,9 @@ class Watermark:
     def __init__(self, positions: Mapping[str, int]) -> None:
         self.must_sweep = True
         self._positions = dict(positions)
-        self._behind: dict[str, deque[Hold]] = {}  # by writer, segments that were heard, in order
+        self._heard: dict[str, int] = {}  # by writer, up to which segment
+        # Of these, those that are not let go, in order, each with the number of the one before; 0: none was heard.
+        self._open: dict[str, dict[Hold, int]] = {}
         self._sweep: Hold | None = None
 
     @property
@@ -48,13 +49,15 @@ class Watermark:
         """The hold of a segment, to which jobs are added, and which is then released."""
         hold = Hold({writer: number})
         if number > self._positions.get(writer, 0):
-            self._behind.setdefault(writer, deque()).append(hold)
+            self._open.setdefault(writer, {})[hold] = self._heard.get(writer, 0)
+            self._heard[writer] = number
         return hold
 
     def leap(self) -> None:
         """What was heard does not tell everything."""
         self.must_sweep = True
-        self._behind.clear()
+        self._heard.clear()
+        self._open.clear()
 
     def sweep(self, positions: Mapping[str, int]) -> Hold:
         """The hold of a sweep that begins now, over all that is announced up to these positions. As `heard`."""
@@ -67,21 +70,17 @@ class Watermark:
         hold.left -= 1
         if hold.left:
             return
-        writers: Iterable[str] = hold.positions
+        writers = list(hold.positions)
         if hold is self._sweep:
             self._sweep = None
             for writer, number in hold.positions.items():
                 self._advance(writer, number)
-            writers = self._behind
-        if not self.is_held:
-            for writer in writers:
-                self._pass(writer)
-
-    def _pass(self, writer: str) -> None:
-        """Go as far as holds were let go."""
-        behind = self._behind.get(writer, deque())
-        while behind and not behind[0].left:
-            self._advance(writer, behind.popleft().positions[writer])
+            writers = list(self._heard)
+        for writer in writers:
+            still = self._open.get(writer, {})
+            still.pop(hold, None)
+            if not self.is_held and writer in self._heard:
+                self._advance(writer, next(iter(still.values()), self._heard[writer]))
 
     def _advance(self, writer: str, number: int) -> None:
         if number > self._positions.get(writer, 0):

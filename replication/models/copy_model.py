@@ -24,6 +24,7 @@ from replication.formats.announced_models import AnnouncedModel
 from replication.formats.manifests import MANIFEST_BYTES_MAX, Chunk, Manifest, decode, is_of_other_version
 from replication.models.chunks import lacking, wrong_bytes
 from replication.models.collecting import Intent, publishing
+from replication.store_clock import over_by
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.together import together
@@ -56,7 +57,7 @@ class ModelCopy:
         self._home = home
         self._announced = announced
         self._who = who
-        self._clock = clock
+        self._over_s = over_by(clock)
         self._pace = pace
 
     async def run(self) -> None:
@@ -121,7 +122,7 @@ class ModelCopy:
         """Raises ModelRemoved."""
         model, revision = self._announced.model, self._announced.revision
         for objects in (self._home, self._source):
-            if await read_removal(objects, model, revision, self._clock()) is not None:
+            if await read_removal(objects, model, revision, self._over_s()) is not None:
                 raise ModelRemoved(f"{objects.where}: {model}@{revision}: was removed")
 
     # -- chunks --

@@ -29,7 +29,7 @@ from replication.formats.tombstones import TOMBSTONES
 from replication.keeper.news_reader import Folders, NewsReader
 from replication.problems import Problems
 from replication.region.region_reader import RegionReader
-from replication.store_clock import StoreClock
+from replication.store_clock import StoreClock, over_by
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError
 from tiers.namespace_spec import NamespaceSpec
@@ -51,10 +51,11 @@ class ReadThrough(RegionReader):
         chance: random.Random,
     ) -> None:
         now = StoreClock(clock, skew_s)
+        catalogue.clock = now
         news = NewsReader(objects, Problems(objects.where), now)
         tail = Tail(objects, catalogue, now, chance, news=news)
         self._stones = Folders(news, TOMBSTONES)
-        self._there = Erased(now)
+        self._there = Erased(over_by(now))
         self._home = home
         super().__init__(objects, region, catalogue, tail, (home, self._there), now)
 

@@ -22,9 +22,9 @@ import xxhash
 
 from replication.audit.audit import Audit
 from replication.audit.auditing import Auditing, NodeHands
-from replication.catalogue.catalogue import Catalogue
-from replication.constants import CLOCK_SKEW_S, PROBLEM_LASTS_S
-from replication.deleting import delete_each
+from replication.catalogue.catalogue import TURN_LOOKS, Catalogue
+from replication.constants import CLOCK_SKEW_S, NODE_FORGOTTEN_S, PROBLEM_LASTS_S
+from replication.deleting import REFUSED_MAX, delete_each, unchanged
 from replication.erasure.erased import Erased
 from replication.erasure.erasure import Erasure
 from replication.errors import CatalogueDamaged
@@ -34,6 +34,7 @@ from replication.formats.announced import Announced, lasts_longer
 from replication.formats.announced_models import AnnouncedModel
 from replication.formats.doubts import DOUBTED_TOLD_MAX, put_doubts
 from replication.formats.keeping import clock_of, measure
+from replication.formats.nodes import silent_nodes
 from replication.formats.region import Region, open_region, require_place
 from replication.formats.removed import Reason, Removed, Said
 from replication.formats.tombstones import Tombstone
@@ -185,9 +186,10 @@ class RegionNode(RegionReader):
         told: set[bytes] = set()
         while True:
             await asyncio.sleep(DOUBTS_INTERVAL_S)
-            ids = self.doubts.ids
+            ids = self.doubts.told
             try:
-                removed = [one for one in ids if self.catalogue.packs([one]) == [None]]
+                known = await self.catalogue.packs_all(list(ids))
+                removed = [one for one, pack in zip(ids, known, strict=True) if pack is None]
                 told &= ids
                 some = sorted(ids.difference(removed), key=told.__contains__)[:DOUBTED_TOLD_MAX]
                 if not told.issuperset(some):
@@ -202,14 +204,17 @@ class RegionNode(RegionReader):
                     self.doubts.over(one)
 
     async def _sweep(self) -> None:
-        """Now and then, as whoever was killed in the middle of a put has nobody else to clear up."""
+        """Now and then, as whoever was killed in the middle of a put, or comes back no more, has nobody else to clear up."""
         while True:
             while not self.keeper.holds:
                 await asyncio.sleep(SWEEP_HOLDS_PAUSE_S)
             try:
                 count = await self._objects.sweep()
+                silent = await silent_nodes(self._objects, self.clock() - NODE_FORGOTTEN_S)
+                for at in range(0, len(silent), REFUSED_MAX):
+                    await self.keeper.delete(await unchanged(self._objects, silent[at : at + REFUSED_MAX]))
             except ObjectError as error:
-                log.debug("%s: half-written objects are looked for later: %s", self.where, error)
+                log.debug("%s: what others left is looked for later: %s", self.where, error)
             else:
                 if count:
                     log.info("%s: %d half-written objects of killed processes are removed", self.where, count)
@@ -262,7 +267,7 @@ class RegionNode(RegionReader):
     async def renew(self, kept_until_s: Mapping[bytes, int]) -> None:
         """By key, until when the packs with these blocks are worth keeping: announced again where that is longer."""
         try:
-            spots = self.catalogue.find(list(kept_until_s))
+            spots = await self.catalogue.find_all(list(kept_until_s))
         except CatalogueDamaged as error:
             self._mend(error)
             return
@@ -318,7 +323,7 @@ class RegionNode(RegionReader):
             packs = await self._there(packs)
             if not (packs or models or removed):
                 return True
-            entries = [*self._paths(packs), *packs]
+            entries = [*await self._paths(packs), *packs]
             ids = [entry.pack.id for entry in entries] + [model.name_id for model in models]
             after_s = self.catalogue.void_until_s(ids)
             segments = await self._writer.announce(entries, models, removed, after_s)
@@ -333,8 +338,7 @@ class RegionNode(RegionReader):
         self.problems.over("announcing")
         try:
             for segment in segments:
-                await self.catalogue.remove_all(segment.removed)
-                self.catalogue.add_own(segment)
+                await self.catalogue.take_in(segment, is_own=True)
         except CatalogueDamaged as error:
             self._mend(error)  # and is made anew from the feed, where they are
         return True
@@ -361,7 +365,7 @@ class RegionNode(RegionReader):
                 found.append(pack)
         return found
 
-    def _paths(self, packs: Sequence[Announced]) -> list[Announced]:
+    async def _paths(self, packs: Sequence[Announced]) -> list[Announced]:
         """What these hang on, with longer lives where they need it: nothing outlives what is before it, whoever asks for what.
         Raises CatalogueDamaged."""
         longer: dict[bytes, Announced] = {}
@@ -376,6 +380,8 @@ class RegionNode(RegionReader):
                     break  # one that may be deleted any moment is put again when it is asked for next
                 child = msgspec.structs.replace(parent, kept_until_s=child.kept_until_s)
                 longer[child.pack.id], header = child, child.pack.header
+                if len(longer) % TURN_LOOKS == 0:
+                    await asyncio.sleep(0)
         return list(longer.values())[::-1]
 
     def _readable(self, pack: Pack) -> int:

@@ -28,7 +28,7 @@ from replication.errors import CatalogueDamaged, ReplicationError
 from replication.feed.tail import Tail, TailStatus
 from replication.formats.region import MARKER, Region, open_region
 from replication.problems import Problem, Problems
-from replication.region.doubts import Doubts
+from replication.region.doubts import Doubts, Holes
 from replication.store_clock import StoreClock
 from replication.tasks import Tasks, kept_going
 from replication.watched import Watched
@@ -44,6 +44,8 @@ FETCH_RANGE_BYTES: Final = 8 * MIB  # of a pack, read with one request
 CHAIN_HASHES_MAX: Final = 1 << 20  # of a prefix that somebody names: no prompt has more blocks
 FEED_LATE_S: Final = 60.0  # since all of it was read
 GAP_FIX: Final = "kvstore region verify says what is there, and whether more is damaged; an audit goes on behind it within hours"
+UNKNOWN: Final = "is of a later version, or sealed with a key that is not known here"
+UNKNOWN_FIX: Final = "update this node, or give it the keys that others have"
 CLOCK_FIX: Final = "set this machine's clock: chrony or systemd-timesyncd"
 FEED_FIX: Final = (
     "see what is wrong with its bucket; what others have made durable since then is computed again meanwhile"
@@ -102,6 +104,7 @@ class RegionReader(ABC):
         self._erased = erased
         self.clock = clock
         self.problems = Problems(objects.where) if problems is None else problems
+        tail.problems = self.problems
         self._seen = Problems()  # of the feed, as it is when somebody looks
         self._asked: list[_Asked] = []
         self._tasks = Tasks(self.problems)
@@ -109,6 +112,7 @@ class RegionReader(ABC):
             objects.when_it_works_again = tail.wake
         self._identity = region
         self.doubts = Doubts(asyncio.get_running_loop().time)
+        self._holes = Holes(catalogue.may_have)
         self.fetched = self.missing = self.corrupt = self.failed = 0  # records
         self.fetched_bytes = 0
 
@@ -141,7 +145,9 @@ class RegionReader(ABC):
         for erased in self._erased:
             if end > start:
                 end = erased.end(spec, hashes, start, end)
-        return self.doubts.end(spec, hashes, start, end) if end > start else end
+        if end > start:
+            end = self._holes.end(spec, hashes, start, self.doubts.end(spec, hashes, start, end))
+        return end
 
     async def chains(
         self, namespaces: Sequence[bytes], block_hash: bytes, most: int
@@ -191,7 +197,7 @@ class RegionReader(ABC):
         await asyncio.sleep(0)
         calls, self._asked = self._asked, []
         try:
-            groups = self._planned(calls)
+            groups = await self._planned(calls)
         except CatalogueDamaged as error:
             self._mend(error)
             groups = []
@@ -210,19 +216,20 @@ class RegionReader(ABC):
             self._tasks.begin("fetching", self._fetch_group(group, left))
 
     def _mend(self, error: CatalogueDamaged) -> None:
-        log.warning("the catalogue is made anew: %s", error)
-        self._tail.mend()
+        self._tail.mend(error)
 
-    def _planned(self, calls: Sequence[_Asked]) -> list[list[_Part]]:
+    async def _planned(self, calls: Sequence[_Asked]) -> list[list[_Part]]:
         """What is read with one request each: neighbours in a pack, up to FETCH_RANGE_BYTES."""
         packs: dict[bytes, list[_Part]] = {}
         for call in calls:
-            spots = self.catalogue.find([one.key for one in call.wanted], self.doubts.ids)
+            spots = await self.catalogue.find_all([one.key for one in call.wanted], self.doubts.ids)
             for position, spot in enumerate(spots):
                 if spot is not None and _fits(spot, call.wanted[position]):
                     packs.setdefault(spot.announced.pack.id, []).append(_Part(call, position, spot))
                 else:
                     self.missing += 1
+                    if spot is None:
+                        self._holes.add(call.wanted[position].key)
         groups: list[list[_Part]] = []
         for parts in packs.values():
             parts.sort(key=lambda part: part.spot.index)
@@ -252,11 +259,12 @@ class RegionReader(ABC):
                 if result is Get.HIT and part.spot.index < readable:
                     part.asked.answers[part.position] = result, self._record(part)
                 elif result is not Get.HIT:
-                    part.asked.answers[part.position] = result, None
+                    answer = Get.MISS if result is Get.UNKNOWN else result
+                    part.asked.answers[part.position] = answer, None
                 left[id(part.asked)] -= 1
                 if not left[id(part.asked)] and not part.asked.done.done():
                     part.asked.done.set_result(None)
-        self._count(group, results)
+        await self._count(group, results)
 
     async def _judged(self, results: Sequence[Get]) -> list[Get]:
         """What is gone, wrong or refused is a failure of that object where the place proves behind it to be the place; else the place
@@ -295,33 +303,38 @@ class RegionReader(ABC):
             spec.columns,
         )
 
-    def _count(self, group: Sequence[_Part], results: Sequence[Get]) -> None:
+    async def _count(self, group: Sequence[_Part], results: Sequence[Get]) -> None:
         pack = group[0].spot.announced.pack
         self.fetched += results.count(Get.HIT)
         self.fetched_bytes += results.count(Get.HIT) * pack.header.spec.record_bytes
-        self.missing += results.count(Get.MISS)
+        self.missing += results.count(Get.MISS) + results.count(Get.UNKNOWN)
         self.corrupt += results.count(Get.CORRUPT)
         self.failed += results.count(Get.FAILED)
         if Get.MISS in results or Get.CORRUPT in results:
-            self._doubt(pack, "came back with other bytes" if Get.CORRUPT in results else "is gone")
+            await self._doubt(pack, "came back with other bytes" if Get.CORRUPT in results else "is gone")
+        elif Get.UNKNOWN in results:
+            await self._doubt(pack, UNKNOWN, is_ours=True)
         elif Get.FAILED not in results and self.doubts.over(pack.id) and not len(self.doubts):
             self.problems.over("packs", "lost")
+            self.problems.over("packs", "unknown")
 
-    def _doubt(self, pack: Pack, what: str) -> None:
+    async def _doubt(self, pack: Pack, what: str, is_ours: bool = False) -> None:
         """It was not there, not handed out, or not what was announced. Blocks that another pack has are not doubted with it. what: the
-        matter with it."""
+        matter with it. is_ours: others may read it."""
         header = pack.header
         but = self.doubts.ids | {pack.id}
         try:
-            spots = self.catalogue.find([header.spec.digest + block for block in header.each_hash()], but)
+            keys = [header.spec.digest + block for block in header.each_hash()]
+            spots = await self.catalogue.find_all(keys, but)
         except CatalogueDamaged as error:
             self._mend(error)
             return
         lacking = [block for block, spot in zip(header.each_hash(), spots, strict=True) if spot is None]
-        if self.doubts.add(pack, lacking):
+        if self.doubts.add(pack, lacking, is_ours):
             self.problems.note(
-                "packs", f"{pack.name} {what}: what it holds is a miss, and asked for again later", "lost",
-                "kvstore region verify --deep says what else is", "warning", PROBLEM_LASTS_S,
+                "packs", f"{pack.name} {what}: what it holds is a miss, and asked for again later",
+                "unknown" if is_ours else "lost",
+                UNKNOWN_FIX if is_ours else f"kvstore region verify {self.region} --deep says what else is", "warning", PROBLEM_LASTS_S,
             )  # fmt: skip
 
     async def probe(self) -> bool:

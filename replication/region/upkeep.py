@@ -22,8 +22,8 @@ from typing import Final
 import msgspec
 
 from replication.audit.orphans import Hands
-from replication.catalogue.catalogue import Catalogue
-from replication.constants import PROBLEM_LASTS_S, UPKEEP_INTERVAL_S
+from replication.catalogue.catalogue import TURN_LOOKS, Catalogue
+from replication.constants import CATALOGUE_CHUNK_PACKS, PROBLEM_LASTS_S, UPKEEP_INTERVAL_S
 from replication.errors import CatalogueDamaged, Damaged
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced, lasts_longer
@@ -36,7 +36,9 @@ from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefuse
 from tiers.together import together
 
 UPKEEP_SURE_S: Final = 1.0  # between two looks whether all writers were asked
-UPKEEP_PACKS: Final = 256  # in one step
+UPKEEP_PACKS: Final = (
+    8192  # announced to be removed together: a region of 1,000 writers hears each of them every 100 s
+)
 LOOK_LATE_S: Final = 600.0  # since a source was read, heads and all: then it is away
 AWAY_S_MAX: Final = 7 * 24 * 3600.0  # what was copied from a source that is not read lives on for so long
 UNKNOWN_LIFE_S: Final = 24 * 3600.0  # where nobody can say when it was read: again and again
@@ -105,7 +107,7 @@ class Upkeep:
         if not self._keeper.clock.is_sure:
             return False
         before_s = self._clock() - 2 * self._skew_s
-        if not self._keeper.holds or not self._catalogue.outlived(before_s, 1):
+        if not self._keeper.holds or not next(self._catalogue.outlived(before_s), ()):
             self._asked_s = None
             return False
         if self._asked_s is None:
@@ -114,11 +116,16 @@ class Upkeep:
         age_s = tail.sure_age_s
         if age_s is None or loop.time() - age_s < self._asked_s:
             return False
-        outlived = self._catalogue.outlived(before_s - age_s, UPKEEP_PACKS)
+        outlived: list[Announced] = []
+        for some in self._catalogue.outlived(before_s - age_s):
+            outlived += some
+            if len(outlived) >= UPKEEP_PACKS:
+                break
+            await asyncio.sleep(0)
         over, longer = await self._without_source(outlived)
         await self._hands.announce(longer)
         await self._remove(over)
-        is_more = len(outlived) == UPKEEP_PACKS and bool(over or longer)
+        is_more = len(outlived) >= UPKEEP_PACKS and bool(over or longer)
         if not is_more:
             self._asked_s = None
         return is_more
@@ -127,7 +134,8 @@ class Upkeep:
         """Those that are over; and what lives longer, because its source is not read, with what it hangs on. While the last look is
         young, they wait for the next one."""
         going = await self._catalogue.removals(outlived, Reason.OVER)
-        copies = [one for one in self._catalogue.packs([one.id for one in going]) if one and one.origin]
+        known = await self._catalogue.packs_all([one.id for one in going])
+        copies = [one for one in known if one and one.origin]
         if not copies:
             return list(outlived), []
         stay, longer, now_s = set[bytes](), dict[bytes, Announced](), self._clock()
@@ -139,7 +147,7 @@ class Upkeep:
                 until_s = lives_until(copy, known_s, now_s, self._skew_s)
             if until_s <= now_s:
                 continue
-            path = [*self._before(copy), copy]
+            path = [*await self._before(copy), copy]
             stay.update(one.pack.id for one in path)
             if not is_past or now_s - since_s >= LOOK_LATE_S:
                 for one in path:
@@ -168,7 +176,7 @@ class Upkeep:
                 self._keeper.problems.over(name)
         return found
 
-    def _before(self, announced: Announced) -> list[Announced]:
+    async def _before(self, announced: Announced) -> list[Announced]:
         """What this pack hangs on, the first one first."""
         path, header = list[Announced](), announced.pack.header
         while header.parent:
@@ -177,14 +185,19 @@ class Upkeep:
                 break
             path.append(spot.announced)
             header = spot.announced.pack.header
+            if len(path) % TURN_LOOKS == 0:
+                await asyncio.sleep(0)
         return path[::-1]
 
     async def _remove(self, over: Sequence[Announced]) -> None:
         """Those that cannot be deleted are left to an audit, which says so."""
-        ages = await together(self._is_over(announced) for announced in over)
         await self._hands.announce(await self._catalogue.removals(over, Reason.OVER))
-        names = [announced.pack.name for announced, is_over in zip(over, ages, strict=True) if is_over]
-        await self._hands.delete(names)
+        for at in range(0, len(over), CATALOGUE_CHUNK_PACKS):
+            some = over[at : at + CATALOGUE_CHUNK_PACKS]
+            ages = await together(map(self._is_over, some))  # right before: see deleting.py
+            await self._hands.delete(
+                [one.pack.name for one, is_over in zip(some, ages, strict=True) if is_over]
+            )
 
     async def _is_over(self, announced: Announced) -> bool:
         try:

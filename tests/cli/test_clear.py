@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from kvstore.client import Client, Namespace
 from tests.cli.terminal import on_terminal
-from tests.running import ROOT, Daemon, Place, kvstore
+from tests.running import ROOT, TIMEOUT_S, Daemon, Place, kvstore
 
 Serve = Callable[..., Daemon]
 RECORD_BYTES = 100_000
@@ -34,6 +35,14 @@ def put(path: Path, tenant: str, hashes: list[bytes]) -> None:
         assert client.put(space_of(client, tenant), hashes, b"", [bytes(RECORD_BYTES)] * len(hashes)) == len(
             hashes
         )
+
+
+def put_until_on(disk: Path, path: Path, tenant: str) -> None:
+    """More of a tenant, until that disk has some of it: whichever disk is free first takes what waits."""
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while TENANTS[tenant] not in (disk / "slots.table").read_bytes():
+        assert time.monotonic() < give_up_s, f"nothing came onto {disk}"
+        put(path, tenant, hashes_of(f"{tenant} {give_up_s - time.monotonic()}", 8))
 
 
 def held(path: Path, tenant: str, hashes: list[bytes]) -> int:
@@ -71,6 +80,35 @@ def test_what_is_cleared_stays_cleared(place: Place, serve: Serve) -> None:
     assert held(place.socket, "beta", beta) == 5
     assert held(place.socket, "acme", acme) == 0
     assert kvstore("fsck", "--socket", place.socket).stdout == "sound\n"
+
+
+def test_a_disk_that_was_away_brings_back_nothing(place: Place, serve: Serve) -> None:
+    """One of two disks is not mounted while a tenant is cleared: the answer does not wait for it, and when it is back, after a
+    kill as well, nothing of the tenant is found; what others have on it is."""
+    daemon = serve(place, *place.with_nvme())
+    away, aside = place.path / "nvme1", place.path / "aside"
+    acme, beta = hashes_of("acme", 32), hashes_of("beta", 32)
+    put(place.socket, "acme", acme)
+    put(place.socket, "beta", beta)
+    put_until_on(away, place.socket, "acme")
+    assert daemon.stop() == 0
+    assert TENANTS["acme"] in (away / "slots.table").read_bytes()
+    away.rename(aside)
+    place.arena().unlink()
+    daemon = serve(place, *place.with_nvme())
+    assert told(place, "clear", "--tenant", "acme", "--yes")["rows_left"] == 0
+    daemon.stop(signal.SIGKILL)
+    aside.rename(away)
+    daemon = serve(place, *place.with_nvme())
+    with Client(place.socket, timeout_s=30, label="watch", attach=False) as client:
+        give_up_s = time.monotonic() + TIMEOUT_S
+        file = place.data_dir / "uncleared.json"
+        while client.status()["adopting"] or json.loads(file.read_text())["disks"]:
+            assert time.monotonic() < give_up_s, daemon.log()
+            time.sleep(0.05)
+    assert (held(place.socket, "beta", beta), held(place.socket, "acme", acme)) == (32, 0)
+    assert daemon.stop() == 0
+    assert TENANTS["acme"] not in (away / "slots.table").read_bytes()
 
 
 def test_short_names_of_prefixes(place: Place, serve: Serve) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.daemon.config.config_sources import load
-from kvstore.tools.cli import COMMANDS, module_of
+from kvstore.tools.cli import COMMANDS, main, module_of
 from tests.running import ROOT, environment, kvstore
 
 
@@ -49,6 +49,20 @@ def test_a_missing_configuration_file_is_not_found(tmp_path: Path) -> None:
     done = kvstore("serve", "--config", tmp_path / "kvstore.toml")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == f"kvstore: {tmp_path}/kvstore.toml: no such configuration file\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["status", "--socket", "x.sock"], ["config", "check", "--config", "x.toml"]]
+)
+def test_a_directory_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """A relative path in a directory that somebody has removed meanwhile: one line, exit code 3."""
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    here.rmdir()
+    assert main(words) == 3
+    assert capsys.readouterr().err == "kvstore: the directory that you are in does not exist any more\n"
 
 
 def test_an_unknown_variable_stops_every_command_that_reads_settings() -> None:

@@ -50,6 +50,14 @@ def test_the_environment_names_the_file(tmp_path: Path) -> None:
     assert (loaded.config.stop_timeout_s, loaded.file) == (3.0, file)
 
 
+def test_a_relative_file_is_told_with_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks a daemon where a setting stands is in another directory than it was started in."""
+    monkeypatch.chdir(write(tmp_path, "stop_timeout_s = 3").parent)
+    for loaded in (load(Path("kvstore.toml"), {}), load(environment={"KVSTORE_CONFIG": "kvstore.toml"})):
+        assert loaded.file == tmp_path / "kvstore.toml"
+        assert loaded.given["stop_timeout_s"].where == f"{tmp_path}/kvstore.toml:1"
+
+
 def test_a_named_file_must_exist(tmp_path: Path) -> None:
     """A missing file is an error when somebody named it."""
     with pytest.raises(ConfigError) as caught:
@@ -128,10 +136,11 @@ def test_an_unknown_set_is_refused() -> None:
     [
         ("dram.capacity_bytes=3GB", "dram.capacity_bytes = \"3GB\": unit 'GB' is ambiguous: write GiB"),
         ("dram.capacity_bytes=1", 'dram.capacity_bytes = "1": allowed are 4MiB to 64TiB'),
-        ("dram.slab_bytes=3MiB", "dram.slab_bytes = 3145728: allowed are multiples of 2MiB"),
+        ("dram.slab_bytes=3MiB", 'dram.slab_bytes = "3MiB": allowed are multiples of 2MiB'),
         ("dram.slab_bytes=512MiB", "allowed are 2MiB to 256MiB"),
         ("dram.slot_bytes_min=5000", "allowed are multiples of 4KiB up to dram.slab_bytes"),
         ("dram.capacity_bytes=8MiB", "must hold one slab (dram.slab_bytes = 64MiB)"),
+        ("report.currency=", 'report.currency = "": it may not be empty'),
         ("dram.huge_pages=maybe", "should be 'auto', 'on' or 'off'"),
         ("dram.prefault=maybe", "allowed are true and false"),
         ("dram.directory=shm", "not an absolute path"),

@@ -300,6 +300,26 @@ def test_groups_with_blocks_of_other_sizes_are_asked_in_tokens(
     assert [block["outcome"] for block in document["blocks"]] == ["dram", "dram", "never_seen"]
 
 
+@pytest.mark.parametrize("spec", ["SlidingWindowSpec(…)", "MambaSpec(…)"])
+def test_groups_that_need_only_the_end_are_not_judged(
+    place: Place, serve: Callable[..., Daemon], spec: str
+) -> None:
+    """Of a window or a state the blocks before it are not there, and no miss; the sentence says so."""
+    serve(place)
+    hashes = named(TOKENS)
+    with Client(place.socket, timeout_s=10) as client:
+        whole = client.namespace(b"1" * 16, RECORD_BYTES, 32, 16, fields(group="0"))
+        end = client.namespace(b"2" * 16, RECORD_BYTES, 32, 16, fields(group="1", spec=spec))
+        client.put(whole, hashes[:5], b"", [bytes(RECORD_BYTES)] * 5)
+        client.put(end, hashes[4:5], hashes[3], [bytes(RECORD_BYTES)])
+    done = kvstore("explain", "--tokens", ids(TOKENS), "-o", "json", "--socket", place.socket)
+    document = json.loads(done.stdout)
+    assert document["hit_tokens"] == 80, done.stderr
+    assert document["summary"].endswith(
+        ". Sliding windows and recurrent states need only the end of a prefix; they are not judged here."
+    )
+
+
 def test_names_cannot_steer_a_terminal(place: Place, serve: Callable[..., Daemon]) -> None:
     """A model called with escape codes and line ends is one harmless line."""
     serve(place)

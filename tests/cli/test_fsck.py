@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -12,10 +14,13 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client
+from kvstore.daemon.config.config_sources import load
+from kvstore.daemon.fsck import examine
 from kvstore.tools.cli.commands.fsck import CHECK_TIMEOUT_S
 from tests.cli.test_service import HASHES, RECORD_BYTES, hits, put
 from tests.running import TIMEOUT_S, Daemon, Place, kvstore
 from tiers.constants import ROW_BYTES
+from tiers.nvme.direct import LookingIO
 
 Serve = Callable[..., Daemon]
 
@@ -114,14 +119,18 @@ def test_a_damaged_record_in_dram_is_found_and_dropped(stopped: Place, serve: Se
 
 
 def test_a_damaged_record_on_nvme_is_found_and_dropped(stopped: Place) -> None:
-    """Flipped bytes in a slab: a problem when found, gone after that."""
+    """Flipped bytes in a slab: a problem as often as it is looked for, gone when it is repaired."""
     slabs = [path for n in (0, 1) for path in (stopped.path / f"nvme{n}").glob("slab-*.kvs")]
     content = bytes([3]) * RECORD_BYTES
     flip(next(path for path in slabs if content in path.read_bytes()), content)
-    code, report = fsck(stopped, "--verify")
-    assert (code, report["problems"]) == (1, ["nvme: 1 corrupt records; reading them dropped them"])
+    for _ in range(2):
+        code, report = fsck(stopped, "--verify")
+        assert (code, report["problems"]) == (1, ["nvme: 1 corrupt records; --repair drops them"])
+        found = store(report, "nvme")
+        assert (found["corrupt"], found["verified"], found["records"]) == (1, len(HASHES) - 1, len(HASHES))
+    code, report = fsck(stopped, "--verify", "--repair")
     found = store(report, "nvme")
-    assert (found["corrupt"], found["verified"], found["records"]) == (1, len(HASHES) - 1, len(HASHES) - 1)
+    assert (code, found["repairs"], found["records"]) == (0, ["dropped 1 corrupt records"], len(HASHES) - 1)
     code, report = fsck(stopped, "--verify")
     assert (code, store(report, "nvme")["corrupt"]) == (0, 0)
 
@@ -139,11 +148,13 @@ def spoil_rows(place: Place, every: int = 1) -> None:
 
 
 def test_damaged_rows_are_dropped(stopped: Place) -> None:
-    """Damaged rows are a problem once, opening drops them, and the records of other rows stay."""
+    """Damaged rows are a problem until they are repaired, and the records of other rows stay."""
     records = store(fsck(stopped)[1], "nvme")["records"]
     spoil_rows(stopped, every=2)
-    code, report = fsck(stopped)
-    assert code == 1 and "damaged rows; opening dropped them" in report["problems"][0]
+    for _ in range(2):
+        code, report = fsck(stopped)
+        assert code == 1 and "damaged rows; --repair drops them" in report["problems"][0]
+    assert fsck(stopped, "--repair")[0] == 0
     code, report = fsck(stopped, "--verify")
     found = store(report, "nvme")
     assert code == 0 and 0 < found["records"] == found["verified"] < records
@@ -181,6 +192,61 @@ def test_fsck_keeps_an_arena_of_other_settings(stopped: Place) -> None:
     code, report = fsck(stopped, "--verify", "--set=dram.capacity_bytes=32MiB")
     assert code == 0
     assert store(report, "dram")["verified"] == len(HASHES)
+
+
+def files_of(place: Place) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in place.path.glob("nvme*/*")}
+
+
+def test_it_looks_at_disks_as_they_were_made(stopped: Place) -> None:
+    """Settings that were edited since, which would have a start begin cold or cut a disk off, change nothing; nor does a
+    repair drop anything that is sound."""
+    before = files_of(stopped)
+    edited = ["--set=nvme.slab_bytes=8MiB", "--set=nvme.capacity_bytes=8MiB"]
+    for words in (["--verify"], ["--verify", *edited], edited[1:]):
+        code, report = fsck(stopped, *words)
+        assert (code, store(report, "nvme")["records"]) == (0, len(HASHES))
+        assert files_of(stopped) == before
+    code, report = fsck(stopped, "--verify", "--repair", *edited)
+    assert (code, store(report, "nvme")["verified"]) == (0, len(HASHES))
+
+
+def test_a_sick_disk_is_one_line(stopped: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads that fail, of the table or of its extents, end no check, and the other disk is looked at all the same."""
+    sets = [word.removeprefix("--set=") for word in stopped.with_nvme() if word.startswith("--set=")]
+    environment = {"KVSTORE_CONFIG": "", "KVSTORE_DATA_DIR": str(stopped.data_dir)}
+    config = load(None, sets, environment=environment).config
+
+    def held(directory: str) -> int:
+        alone = load(None, [*sets, f"nvme.directories={directory}"], environment=environment).config
+        return examine(alone, True, False, lambda what, done, total: None)[-1].verified
+
+    sick, other = sorted(
+        map(str, config.nvme.directories), key=held, reverse=True
+    )  # one of them may have got nothing
+    on_other = held(other)
+    read, seek = LookingIO.preadv, os.lseek
+
+    def is_sick(fd: int) -> bool:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith(sick)
+
+    def fails(io: Any, fd: int, *rest: Any) -> int:
+        if is_sick(fd):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(io, fd, *rest)
+
+    def fails_too(fd: int, *rest: Any) -> int:
+        if is_sick(fd):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return seek(fd, *rest)
+
+    monkeypatch.setattr(LookingIO, "preadv", fails)
+    for patch in (False, True):
+        if patch:
+            monkeypatch.setattr(os, "lseek", fails_too)
+        found = examine(config, True, False, lambda what, done, total: None)[-1]
+        assert len(found.problems) == 1 and found.problems[0].startswith(f"nvme directory {sick}: ")
+        assert found.verified == on_other
 
 
 def test_a_lost_arena_is_no_problem(stopped: Place) -> None:

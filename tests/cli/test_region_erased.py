@@ -31,7 +31,7 @@ def test_it_says_what_is_left() -> None:
         await put_carried_out(objects, CarriedOut(STONE.id, 6, NOW_S))
         assert await left() == ["the bucket: no keeper has looked through it yet"]
         await put_carried_out(objects, CarriedOut(STONE.id, 7, NOW_S, 1, ("packs/a: a lock",)))
-        assert await left() == ["the bucket: 1 object cannot be deleted: packs/a: a lock"]
+        assert await left() == ["the bucket: 1 object left: packs/a: a lock"]
         await put_carried_out(objects, CarriedOut(STONE.id, 7, NOW_S))
         await put_node(objects, replace(NODE, writer="2" * 16, at_s=NOW_S - 86400))
         for erased, said in (

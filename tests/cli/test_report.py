@@ -575,6 +575,37 @@ def test_the_page_of_a_real_daemon_shows_its_figures(filled: Place, tmp_path: Pa
     assert len(texts(page, "#table-times tbody tr")) == 3
 
 
+def test_a_page_is_drawn_of_all_of_its_time(place: Place, serve: Serve, tmp_path: Path) -> None:
+    """Where minutes are known of a part of the time only, a page draws hours: its columns come to its totals. A minute
+    that is not in the totals is in no table."""
+    assert serve(place).stop() == 0
+    totals = Totals("", place.data_dir / "totals.sqlite")
+    now_s = time.time()
+    namespace = Namespace(1, NamespaceSpec(bytes(16), 100, 32, 16, {"model": "m"}))
+    for minute in range(9 * 60, -1, -1):
+        for total in totals.of(namespace, now_s - 60 * minute)[:2]:
+            total.lookups, total.tokens = total.lookups + 1, [*total.tokens]
+            total.tokens[0] += 1
+    snapshot = totals.snapshot(now_s)
+    assert snapshot is not None and totals.save(snapshot)
+    serve(place)
+
+    def told(since: str, until: str) -> tuple[int, int, int]:
+        words = ("--since", since, "--until", until, "--by", "minute", "--html", tmp_path / "page.html")
+        done = kvstore("report", *words, "-o", "json", "--socket", place.socket)
+        assert done.returncode == 0, done.stderr
+        document = json.loads(done.stdout)
+        columns = read_page((tmp_path / "page.html").read_text())["columns"]
+        parts = (columns, document["by"]["minute"])
+        return document["totals"]["lookups"], *(sum(row["lookups"] for row in rows) for rows in parts)
+
+    in_all, drawn, by_minute = told("8h", "3h")
+    assert in_all == drawn > 200 and 0 < by_minute < in_all
+    # Half a minute from now: whenever this runs, it does not end with a whole one.
+    until = time.strftime("%Y-%m-%dT%H:%M:30", time.gmtime(now_s - 1800))
+    assert len(set(told("2h", until))) == 1
+
+
 def test_groupings_can_be_chosen(filled: Place) -> None:
     """--by leaves out the others; several may be given."""
     done = kvstore("report", "-o", "json", "--by", "tenant", "--by", "hour", "--socket", filled.socket)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kvstore.client import Client
-from kvstore.tools.cli.output import CELL_BORDER, WORD_WIDTH_MIN, fitted
+from kvstore.tools.cli.output import CELL_BORDER, WORD_WIDTH_MIN, Figure, fitted, print_table
 from tests.cli.terminal import on_terminal
 from tests.running import Daemon, Place, kvstore
 
@@ -54,6 +54,21 @@ def test_figures_are_not_broken() -> None:
     )
     assert fitted(names, [row], 50, ["NVMe"]) == {0: 6, 1: 8, 2: 15}
     assert fitted(names, [row], 80, ["NVMe"]) == {0: 6, 1: 8, 2: 15, 3: 16}
+
+
+def test_a_terminal_that_no_table_fits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where columns would be broken into single letters, or vanish, each cell has a line of its own, with its name."""
+    monkeypatch.setattr("kvstore.tools.cli.output.is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    names = ["from", "to", "state", "segments behind", "oldest age", "failed", "lost"]
+    print_table("mirrors", names, [["na", "eu", "ok", 0, Figure("20.2 s"), 0, ""]], drop=("lost",))
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert shown == [
+        ["mirrors"], ["from", "na"], ["to", "eu"], ["state", "ok"], ["segments", "behind", "0"],
+        ["oldest", "age", "20.2", "s"], ["failed", "0"], [],
+    ]  # fmt: skip
 
 
 def test_status_and_retention_fit(place: Place, serve: Serve) -> None:

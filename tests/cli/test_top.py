@@ -30,6 +30,7 @@ from kvstore.ledger.latencies import BOUNDS_S
 from kvstore.ledger.sums import Sums
 from kvstore.tools.cli.commands.top import Before
 from kvstore.tools.cli.commands.top_screen import screen
+from kvstore.tools.cli.commands.top_several import One, _cells
 from kvstore.tools.web.figures import attention, figures, is_same_life
 from tests.cli.terminal import STYLE
 from tests.cli.test_service import HASHES, namespace, put
@@ -341,6 +342,9 @@ def test_several_daemons_are_a_line_each(place: Place, serve: Serve, tmp_path: P
     told = kvstore("top", "--socket", both, "--interval", "0.2s").stdout
     assert re.search(rf"{str(place.socket)[-20:]} +ok ", told), told
     assert re.search(rf"{str(tmp_path / 'none')[-20:]} +AWAY", told)
+    one = One(str(place.socket))
+    one.document = {**there["figures"], "problems": [{"level": "warning"}], "attention": ["a warning"]}
+    assert _cells(one)[1] == "1 warning"  # as a single one says it
     done = kvstore("top", "--socket", none)
     assert done.returncode == 4 and done.stderr.count("\n") == 2
     with terminal("top", "--interval", "0.2s", "--socket", both) as top:

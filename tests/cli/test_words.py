@@ -119,7 +119,7 @@ def test_a_tenant_that_nobody_has_seen_is_warned_of(place: Place, serve: Serve) 
     for words in (["quota", "--dram", "1GiB"], ["ttl", "1h"]):
         done = kvstore(*words, "--tenant", "amce", "--socket", place.socket)
         assert done.returncode == 0 and done.stdout.startswith("tenant amce")
-        warning = f"kvstore: {words[0]}: no engine of tenant amce was seen here yet; did you mean acme?\n"
+        warning = f"kvstore: {words[0]}: nothing of tenant amce is known here now; did you mean acme?\n"
         assert done.stderr == warning
     for words in (["quota", "--dram", "1GiB", "--tenant", "acme"], ["ttl", "off", "--tenant", "amce"]):
         done = kvstore(*words, "--socket", place.socket)

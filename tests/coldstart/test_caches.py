@@ -97,6 +97,15 @@ def test_what_fits_is_restored_as_it_was(tmp_path: Path) -> None:
     assert exports(cache)["VLLM_CACHE_ROOT"] == str(cache)
 
 
+def test_the_same_caches_published_anew_are_there(tmp_path: Path) -> None:
+    """What an engine is using is not taken away because another manifest says when it was published."""
+    manifest, chunks = ours()
+    cache = restored(bucket_with((manifest, chunks)), manifest, tmp_path)
+    (cache / "added").write_text("by the engine")
+    assert restored(MemoryObjects(), msgspec.structs.replace(manifest, published_s=9.0), tmp_path) == cache
+    assert (cache / "added").exists()
+
+
 def test_the_newest_that_fits_is_taken() -> None:
     """Others are left: of another environment, of another key, unsigned, damaged; the answer says why none fits."""
     strangers = ours(key=b"x" * 32)

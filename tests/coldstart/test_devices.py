@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.fleet.devices import Device, Watch, devices, first_name, visible, wrong_of_load
+from coldstart.fleet.devices import Device, Watch, devices, first_name, visible, weight_bytes, wrong_of_load
 from tests.coldstart.fake_nvml import GIB, fake_nvml
 from tests.doctor.looked import doctor, of
 from tests.running import ROOT, Place
@@ -82,6 +82,16 @@ def test_weights_that_cannot_fit_are_refused() -> None:
     assert said == "64.5 GiB of weights for each of 2 devices: device 0 (NVIDIA H100) has 64 GiB free"
     assert wrong_of_load(129 * GIB, 2, []) == ""
     assert wrong_of_load(129 * GIB, 1, [ONE._replace(free_bytes=None)]) == ""
+
+
+def test_weights_count_once() -> None:
+    """As gpt-oss and Mistral are published: with the same weights again in a folder, or in one file beside the shards."""
+    shards = [(f"model-0000{n}-of-00003.safetensors", 4 * GIB) for n in range(1, 4)]
+    beside = [("config.json", 1), ("pytorch_model.bin", 12 * GIB)]
+    assert weight_bytes([*shards, *beside]) == 12 * GIB
+    assert weight_bytes([*shards, *beside, ("original/model.safetensors", 12 * GIB)]) == 12 * GIB
+    assert weight_bytes([*shards, ("consolidated.safetensors", 13 * GIB)]) == 13 * GIB
+    assert weight_bytes([("a/model.safetensors", GIB)]) == 0
 
 
 def test_a_driver_that_hangs_holds_nobody_up() -> None:

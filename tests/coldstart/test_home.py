@@ -10,8 +10,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -118,6 +120,32 @@ def test_pinned_models_and_those_in_use_stay(tmp_path: Path, bring: Callable[...
         home.unpin("d")
 
 
+def test_what_is_pinned_while_others_leave(
+    tmp_path: Path, bring: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who pins a model that is about to leave hears that it is gone, or it stays."""
+    for model in ("a", "b", "c"):
+        bring(model)
+    pinned, real = list[str](), home_module.remove_all
+
+    def pin() -> None:
+        with suppress(ModelMissing):
+            pinned.append(Home(tmp_path).pin("b"))
+
+    thread = threading.Thread(target=pin)
+
+    def remove_all(path: Path) -> None:
+        if thread.ident is None:
+            thread.start()
+            thread.join(0.1)
+        real(path)
+
+    monkeypatch.setattr(home_module, "remove_all", remove_all)
+    bring("d", size_bytes=2 * MODEL_BYTES)
+    thread.join()
+    assert bool(pinned) == ("b" in there(tmp_path))
+
+
 def test_a_use_ends_with_its_process(tmp_path: Path, bring: Callable[..., Path]) -> None:
     """However that ends: killed, it holds nothing any more."""
     bring("a")
@@ -159,12 +187,34 @@ def test_what_was_begun_and_given_up_leaves_first(tmp_path: Path, bring: Callabl
     assert there(tmp_path) == {"a", "b", "c"} and home.under_way() == []
 
 
+@pytest.mark.parametrize("revision", ["r1", ""])
+def test_what_was_begun_and_given_up_is_evicted(
+    tmp_path: Path, bring: Callable[..., Path], revision: str
+) -> None:
+    """By its name, and not while somebody fills it."""
+    home = Home(tmp_path)
+    bring("a")
+    files = {"w.bin": bytes(MODEL_BYTES)}
+    manifest, _ = made(files, cut_evenly(files, 100_000), "begun")
+    begun = home.begin(manifest)
+    assert begun is not None
+    with pytest.raises(InUse, match="begun@r1: a process uses it"):
+        home.evict("begun", revision)
+    begun.close()
+    assert home.evict("begun", revision) == "r1"
+    assert there(tmp_path) == {"a"} and home.under_way() == []
+    with pytest.raises(ModelMissing):
+        home.evict("begun", revision)
+
+
 def test_what_is_pinned_stays_while_it_is_mended(tmp_path: Path, bring: Callable[..., Path]) -> None:
     """Whoever mends it was killed: what it has is no room for others."""
     home = Home(tmp_path)
     bring("a")
     home.pin("a")
-    home.take_back(home.find("a").manifest)
+    under_way = home.begin(home.find("a").manifest, is_untrue=True)
+    assert under_way is not None
+    under_way.close()
     for model in "bcd":
         bring(model)
     assert there(tmp_path) == {"c", "d"} and [name for name, _ in home.under_way()] == ["a@r"]

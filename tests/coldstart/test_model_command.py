@@ -27,7 +27,7 @@ from tests.replication.test_manifests import chunk_of, manifest_of
 from tests.running import TIMEOUT_S, environment, kvstore
 from tiers.errors import ObjectRefused
 
-ROUNDS = int(os.environ.get("ROUNDS", "5"))
+ROUNDS = int(os.environ.get("ROUNDS", "3"))
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_people_get_words(tmp_path: Path, bucket: Path) -> None:
     (directory / ".git").mkdir()
     assert model("ls", to=bucket).stdout == f"No model is in file://{bucket}.\n"
     said = model("publish", directory, "--name=tiny", "--revision=v1", to=bucket).stdout
-    assert said.startswith("tiny@v1 is published: 5 files, 1.5") and "left out 1 name that begin" in said
+    assert said.startswith("tiny@v1 is published: 5 files, 1.5") and "left out 1 name with a dot" in said
     assert model("publish", directory, "--name=tiny", "--revision=v1", to=bucket).stdout.startswith(
         "tiny@v1 was published before: "
     )
@@ -232,7 +232,7 @@ def test_a_manifest_that_cannot_be_is_one_line(kind: str, bucket: Path) -> None:
         "other": encode(manifest_of({"a.txt": [b"x"]}, model="n", revision="v1")),
     }[kind]
     says = {
-        "future": "a newer kvstore has written it",
+        "future": "of a later version",
         "climbing": "path '../a.txt': it leads outside",
         "flipped": "its checksum does not match",
         "other": "says it is models/manifests/n/v1",
@@ -277,7 +277,9 @@ def test_a_publisher_that_is_killed(tmp_path: Path, s3_server: S3Server) -> None
     chance = random.Random(int(os.environ.get("SEED", "1")))
     where = ["--region=na", "--regions", str(regions)]
     last_s, killed, revisions, named = 2.0, 0, 0, 0
-    for number in range(ROUNDS):
+    number = -1
+    while number < ROUNDS - 1 or killed < max(1, ROUNDS // 3):  # each kill may come too late
+        number += 1
         directory = make_model(tmp_path / "tiny", tensors=24, seed=number)
         words = ["model", "publish", str(directory), "--name=m", *where]
         process = subprocess.Popen(
@@ -303,7 +305,6 @@ def test_a_publisher_that_is_killed(tmp_path: Path, s3_server: S3Server) -> None
         last_s = max(1.0, 1.2 * (made["took_s"] + 0.7))
     gone = kvstore("model", "gc", "--grace=0", *where, "-o", "json", **S3_KEYS)
     assert json.loads(gone.stdout)["named"] == named and json.loads(gone.stdout)["deleted"] == 0
-    assert killed >= ROUNDS // 3
 
 
 def chunks_at(bucket: Path) -> int:
@@ -320,7 +321,9 @@ def test_a_collector_that_is_killed(tmp_path: Path, bucket: Path) -> None:
     kept = make_model(tmp_path / "kept")
     answer("publish", kept, "--name=kept", to=bucket)
     named, killed, partly = files_of(bucket, CHUNKS), 0, 0
-    for number in range(ROUNDS):
+    number = -1
+    while number < ROUNDS - 1 or not killed:  # each kill may come too late
+        number += 1
         directory = make_model(tmp_path / "gone", tensors=200, tensor_bytes=1 << 14, seed=number)
         (directory / "many").mkdir(exist_ok=True)
         for file in range(300):
@@ -353,7 +356,7 @@ def test_a_collector_that_is_killed(tmp_path: Path, bucket: Path) -> None:
             bucket, COLLECTING
         ):  # that of the rerun, which stays for a while behind its last delete
             os.utime(lock, (time.time() - LOCK_S - 1,) * 2)
-    assert killed and (partly or ROUNDS < 20)
+    assert partly or ROUNDS < 20
 
 
 def test_chunks_that_lie_are_not_put_by_a_name_of_others(tmp_path: Path, bucket: Path) -> None:

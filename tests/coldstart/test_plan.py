@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from coldstart.fleet import rates
 from coldstart.fleet.plan import Machines, Plan, Ready, Stage, plan
 from kvstore.units import format_rate, parse_rate
 from tests.running import kvstore
@@ -105,6 +106,24 @@ def test_a_machine_is_measured(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_measuring_may_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control-C in the middle of a copy is Control-C, and no error about the memory that is given back."""
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rates, "copy", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rates.memory_rate()
+
+
+def test_a_directory_that_is_not_there() -> None:
+    """One line without Python's words, exit code 3."""
+    ended = kvstore("model", "plan", *WORDS[:-4], *WORDS[-2:], "--measure", "--directory", "/nowhere")
+    said = "kvstore: model plan: --directory /nowhere: No such file or directory\n"
+    assert (ended.returncode, ended.stderr) == (3, said)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -115,6 +134,10 @@ def test_a_machine_is_measured(tmp_path: Path) -> None:
         ([*WORDS, "--nodes", "0"], "whole numbers from 1 to"),
         ([*WORDS, "--measure"], ""),
         ([*WORDS, "--directory", "/"], "is for --measure"),
+        (
+            ["--size", "1GiB", "--measure", "--directory", "/nowhere"],
+            "--nic, --store: say it",
+        ),  # and before it measures
         ([*WORDS, "--start", "2d"], "allowed are"),
     ],
 )

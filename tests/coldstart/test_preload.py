@@ -23,7 +23,7 @@ from coldstart.disk import reading
 from coldstart.disk.filling import Progress
 from coldstart.disk.home import Home
 from coldstart.disk.preload import Preloaded, preload
-from coldstart.errors import ChunkDamaged, FilesWrong, InUse, ModelMissing
+from coldstart.errors import ChunkDamaged, FilesWrong, InUse, ModelMissing, NoRoom
 from replication.errors import ReplicationError
 from replication.formats.manifests import MIB, Manifest
 from tests.coldstart.models import Cuts, cut_evenly, files_at, made, put, random_files
@@ -306,6 +306,24 @@ def test_a_revision_that_was_published_anew_is_another_one(tmp_path: Path) -> No
     assert not asyncio.run(preload(objects, home, "m")).is_new
 
 
+@pytest.mark.parametrize("is_verified", [False, True])
+def test_what_has_no_room_takes_nothing_away(tmp_path: Path, is_verified: bool) -> None:
+    """Published anew with files that do not fit; or damaged, where models may have less by now: what is here stays."""
+    objects, home = Counted(), Home(tmp_path)
+    files = random_files(random.Random(3), MIB)
+    asyncio.run(filled(objects, files, cut_evenly(files, 300_000)))
+    path = asyncio.run(preload(objects, home, "m")).path
+    if is_verified:
+        (path / "f2.bin").write_bytes(flip(files["f2.bin"], 5))
+    else:
+        larger = random_files(random.Random(4), 2 * MIB)
+        asyncio.run(filled(objects, larger, cut_evenly(larger, 300_000)))
+    before = files_at(path)
+    with pytest.raises(NoRoom):
+        asyncio.run(preload(objects, Home(tmp_path, MIB // 2), "m", is_verified=is_verified))
+    assert home.find("m").path == path and files_at(path) == before and home.under_way() == []
+
+
 def test_a_file_that_was_cut_off_is_whole_again(tmp_path: Path) -> None:
     """What does not have its length is no revision, and is filled again from where it is not true."""
     objects, home = Counted(), Home(tmp_path)
@@ -371,9 +389,9 @@ def test_cancelled_while_it_waits_for_room_it_holds_nothing(
     manifest = asyncio.run(filled(objects, files, cut_evenly(files, 30_000)))
     is_asked, begin = threading.Event(), home.begin
 
-    def asked(wanted: Manifest) -> object:
+    def asked(wanted: Manifest, is_untrue: bool) -> object:
         is_asked.set()
-        return begin(wanted)
+        return begin(wanted, is_untrue)
 
     monkeypatch.setattr(home, "begin", asked)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 from pathlib import Path
@@ -307,6 +308,22 @@ def test_what_is_no_whole_model_is_refused(tmp_path: Path) -> None:
     for path in model.iterdir():
         path.unlink()
     refused("no files are there")
+
+
+def test_pickles_that_nobody_wanted_are_no_loss(tmp_path: Path) -> None:
+    """Their index is fetched with the other small files; where one of them is there, or nothing else, the others are missing."""
+    model, index = make_model(tmp_path / "m"), "pytorch_model.bin.index.json"
+    pickles = [f"pytorch_model-0000{n}-of-00002.bin" for n in (1, 2)]
+    (model / index).write_text(json.dumps({"weight_map": dict(zip("ab", pickles, strict=True))}))
+    assert index in {file.path for file in find_files(model).files}
+    (model / pickles[0]).write_bytes(b"x")
+    with pytest.raises(FilesWrong, match=f"it names {pickles[1]}, not there"):
+        find_files(model)
+    (model / pickles[0]).unlink()
+    for path in (*model.glob("*.safetensors"), model / "model.safetensors.index.json"):
+        path.unlink()
+    with pytest.raises(FilesWrong, match=f"it names {pickles[0]} and 1 more, not there"):
+        find_files(model)
 
 
 def test_names_find_revisions(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import _SIZE, save_file
 
 from coldstart import open_model
 from coldstart.disk.home import Home
@@ -55,6 +56,24 @@ def test_tensors_are_those_of_the_files(models_dir: Path, tensors: dict[str, tor
         torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype
         for name, tensor in tensors.items()
     )
+
+
+def test_every_type_of_safetensors_is_one_of_torch(tmp_path: Path) -> None:
+    """All that its own library writes, with their types and shapes; an element of some holds two, and half an element is none."""
+    bits = torch.arange(64, dtype=torch.uint8).reshape(2, 32) % 2
+    types = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
+    saved = {str(one): bits.clone().view(one) for one in types if f"{one}" in map(str, _SIZE)}
+    assert len(saved) >= 20
+    save_file(saved, tmp_path / "all.safetensors")
+    with open_model(tmp_path) as model, safe_open(tmp_path / "all.safetensors", "pt") as theirs:
+        for name in saved:
+            ours, other = model[name].torch(), theirs.get_tensor(name)
+            assert (ours.dtype, ours.shape) == (other.dtype, other.shape)
+            assert torch.equal(ours.view(torch.uint8), other.view(torch.uint8))
+    header = b'{"a":{"dtype":"F4","shape":[128,1],"data_offsets":[0,64]}}'
+    (tmp_path / "all.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
+    with open_model(tmp_path) as model, pytest.raises(FilesWrong, match="are no F4 of shape"):
+        model["a"].torch()
 
 
 def test_what_is_written_to_a_tensor_stays_here(models_dir: Path) -> None:

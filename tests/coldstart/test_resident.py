@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coldstart.errors import ChunkDamaged, ModelMissing, NoRoom
+from coldstart.loading import resident
 from coldstart.loading.resident import Image, fill, layout_of
 from replication.errors import Damaged
+from replication.formats.manifests import Chunk
 from tests.coldstart.images import Memory, files_of, manifest_of
 from tiers.checksum import digest
 from tiers.errors import ObjectUnavailable
@@ -105,6 +107,31 @@ def test_a_filling_is_gone_on_with(seed: int, ready: set[int], slab_bytes: int) 
     assert by_source["memory"] <= manifest.size_bytes
     if len(before) == slabs.count:
         assert not memory.read_chunks
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("is_overwritten", [False, True])
+def test_what_lies_in_several_places_comes_once(
+    monkeypatch: pytest.MonkeyPatch, streams: int, is_overwritten: bool
+) -> None:
+    """A model has the same weights twice: they are copied in memory, unless somebody has written over them since."""
+    files = files_of(1)
+    files |= {f"original/{path}": content for path, content in files.items()}
+    manifest, memory = manifest_of(files), Memory(files)
+    slabs, told = Slabs(layout_of(manifest).size_bytes), list[int]()
+    real = resident._is_copied
+
+    def copied(first: memoryview, view: memoryview, chunk: Chunk) -> bool:
+        source = bytearray(first)
+        source[0] ^= is_overwritten
+        return real(memoryview(source), view, chunk)
+
+    monkeypatch.setattr(resident, "_is_copied", copied)
+    by_source = asyncio.run(fill(slabs, manifest, [memory], told.append, streams=streams))
+    image = Image(slabs.view)
+    assert {path: bytes(image.file(path)) for path in files} == files
+    assert by_source["memory"] == manifest.size_bytes // (1 if is_overwritten else 2)
+    assert sum(told) == manifest.size_bytes
 
 
 def test_a_wrong_chunk_is_never_committed() -> None:

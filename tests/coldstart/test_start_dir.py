@@ -262,6 +262,16 @@ def test_a_start_directory_counts_where_it_was_made(bucket: Bucket, tmp_path: Pa
         open_revision(tmp_path / "copy")
 
 
+def test_a_model_comes_where_its_start_directory_says(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the engine's environment names another directory for models than that of whoever made it."""
+    done = kvstore("model", "start", "tiny", "--to", bucket.url, KVSTORE_MODELS__DIR=str(bucket.models))
+    monkeypatch.setenv("KVSTORE_MODELS__DIR", str(tmp_path / "elsewhere"))
+    assert_right(bucket, load(Path(done.stdout.strip()))[1])
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_the_folder_that_an_engine_runs_in_is_not_searched_for_our_code(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,21 @@ def test_a_source_that_is_not_there_is_an_error(volume: Volume, program: Juicefs
         sync(program, Tree("/nosuch", volume.meta), Tree(str(tmp_path / "back")), deep=False)
 
 
+def test_a_link_that_leads_nowhere_is_an_error(program: Juicefs, tree: Path, tmp_path: Path) -> None:
+    """juicefs leaves it out, and says that all is well: a snapshot of Hugging Face that was fetched by half. Links to files are copied."""
+    back, link = tmp_path / "back", tree / "snapshots" / "link"
+    link.symlink_to("model.safetensors")
+    sync(program, Tree(str(tree)), Tree(str(back)), deep=False)
+    assert (back / "snapshots" / "link").read_bytes() == (
+        tree / "snapshots" / "model.safetensors"
+    ).read_bytes()
+    link.unlink()
+    link.symlink_to("../../blobs/1f")
+    with pytest.raises(VolumeError, match=f"{link}: it is a link that leads nowhere"):
+        sync(program, Tree(str(tree)), Tree(str(tmp_path / "other")), deep=False)
+    assert not (tmp_path / "other").exists()
+
+
 def test_formatting_again_changes_nothing(volume: Volume, tmp_path: Path) -> None:
     """The same once more is fine; with data elsewhere or another name it is refused, and the volume is as it was."""
     here = storage_of(f"file://{tmp_path}/data", "", "")

@@ -19,8 +19,9 @@ SMALL = ("--size", "40MiB", "--moto")
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_tokens_are_those_of_the_directory_and_no_byte_comes_twice(tmp_path: Path) -> None:
-    """From NVMe, DRAM, the bucket, and another region without the first one; what was preloaded before the kill is kept."""
+def test_a_cold_start(tmp_path: Path) -> None:
+    """From NVMe, DRAM, the bucket, and another region without the first one the tokens are those of the directory, and no byte comes
+    twice; what was preloaded before the kill is kept."""
     done = demo(tmp_path, *SMALL, "-o", "json", module="examples.coldstart")
     assert done.returncode == 0, done.stderr[-4000:]
     document = json.loads(done.stdout)

@@ -100,6 +100,12 @@ def test_what_is_bad_is_found(
     assert found.level == level and found.action
 
 
+def test_a_limit_may_be_any(status: Status) -> None:
+    """A model that does not fit is beyond a limit, too: nobody is sent to look for lost leases."""
+    (found,) = service.refusals({**status, "door": {**status["door"], "refused": {"limit_exceeded": 1}}})
+    assert "the log names the limit" in found.action and "models.dram_bytes" in found.action
+
+
 def test_a_cold_kind_of_engine_is_found_beside_a_warm_one(place: Place, serve: Callable[..., Daemon]) -> None:
     """Two engines of one model and tenant, of which one has another dtype: what differs is told with both values in status and
     doctor, and that the one finds nothing where the other finds all is a problem. Another model, and an adapter, are no kinds."""

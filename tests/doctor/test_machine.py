@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import pytest
 
 from kvstore.retention.clock import boot_id
 from kvstore.tools.doctor import apart, disk_speed, disks, memory, places, regions, software
+from kvstore.tools.doctor.examine import examine
+from kvstore.tools.doctor.findings import Case, Finding
 from tests.doctor.looked import NOW_S, Findings, case, findings, levels, of, only
 from tests.region.regions import init, regions_file
 from tests.running import TIMEOUT_S, environment
@@ -84,6 +87,17 @@ def test_a_daemon_of_another_user(machine: Machine) -> None:
     assert of(looked(machine, *its, code=0), "socket", "ok")
 
 
+def test_memory_of_another_user(machine: Machine) -> None:
+    """Where root has mounted memory in a directory of its own: nobody reads whose it is, and not that there were no arena."""
+    machine.shell(
+        "mkdir -m 700 /run/kvstore; mkdir /run/kvstore/huge; mount -t tmpfs -o huge=always none /run/kvstore/huge"
+    )
+    done = machine.run("arena", "ls", uid=NOBODY)
+    assert "/run/kvstore/huge: another user's" in done.err and "that this user may see" in done.out
+    (found,) = [f for f in looked(machine, code=0, uid=NOBODY) if f["check"] == "huge pages"]
+    assert "mounted for another user than nobody" in found["action"]
+
+
 def test_disks_that_are_none(machine: Machine) -> None:
     """A directory in memory, one that others may write into, one that holds other files, and one that nobody may make."""
     machine.shell(
@@ -122,6 +136,27 @@ def test_directories_that_share_a_disk_share_its_room(machine: Machine) -> None:
         assert said.endswith("nvme.capacity_bytes = 150 MiB for each of 2 directories does not fit")
     alone = looked(machine, "--set=nvme.directories=/mnt/n/a", size, code=0)
     assert not [text for text in of(alone, "disk /mnt/n/a", "warning") if "does not fit" in text]
+
+
+def test_the_page_of_a_daemon_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is its own, with the last figures, and nobody else's that has taken its port; unless it is another daemon's."""
+    (tmp_path / "lock").write_text(f"{os.getpid()}")
+    (tmp_path / "kvstore-data.json").write_text('{"instance": "mine"}')
+    (tmp_path / str(os.getpid())).mkdir()
+    (tmp_path / str(os.getpid()) / "cmdline").write_text("kvstore serve")
+    for who, level in (("mine", "ok"), ("other", "warning"), ("", "warning"), (None, "ok")):
+        monkeypatch.setattr(places, "_who_answers", lambda _, who=who: who)
+        assert only(places.web, case(tmp_path, proc=tmp_path)).level == level
+
+
+def test_a_page_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its port is open, and nobody answers: that is said, and not that another program has it."""
+    monkeypatch.setattr(places, "DOCTOR_ANSWER_S", 0.1)
+    monkeypatch.setattr(places, "_holder", lambda _: 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        listen = f"127.0.0.1:{silent.getsockname()[1]}"
+        found = only(places.web, case(tmp_path, settings={"web": {"listen": listen}}))
+    assert found.found == f"{listen} is open, and nobody answers there: no metrics"
 
 
 def test_few_descriptors(tmp_path: Path) -> None:
@@ -173,6 +208,13 @@ def test_a_clock_that_went_back(tmp_path: Path) -> None:
     assert only(places.data_directory, case(tmp_path)).level == "ok"
     os.utime(tmp_path / "kvstore-data.json", (NOW_S + 3600, NOW_S + 3600))
     assert "the clock went back" in only(places.data_directory, case(tmp_path)).found
+
+
+def test_a_data_directory_that_is_gone(tmp_path: Path) -> None:
+    """Before a start it is not there yet; under a daemon that runs that is a problem of its own list, and not ok."""
+    gone = tmp_path / "gone"
+    assert only(places.data_directory, case(gone)).found == f"{gone} is not there yet"
+    assert not list(places.data_directory(case(gone, status={"daemon": {"data_dir": str(gone)}})))
 
 
 def test_a_clock_that_nobody_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +289,14 @@ def test_a_check_that_ends_without_a_word(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="broken") as raised:
         list(apart.apart(lambda: [1][3:] or (_ for _ in ()).throw(ValueError("broken"))))
     assert raised.value.strerror == "broken"
+
+    def hindered(_: Case) -> Iterator[Finding]:
+        yield from apart.apart(
+            lambda: [1][3:] or (_ for _ in ()).throw(PermissionError(1, "not allowed", "/x"))
+        )
+
+    (said,) = examine(case(tmp_path), [hindered])
+    assert said.found == "could not be looked at: /x: not allowed"
     assert list(apart.apart(lambda: [{"a": 1}, {"b": [2]}])) == [{"a": 1}, {"b": [2]}]
 
 
@@ -286,7 +336,7 @@ def test_a_region(tmp_path: Path) -> None:
     file = regions_file(tmp_path, "na", "eu", rules='[[rules]]\nfrom = ["na"]\nto = ["eu"]')
     looked_at = case(tmp_path, settings={"regions_file": str(file), "region": "eu"})
     found = only(regions.region, looked_at)
-    assert found.level == "problem" and "no region yet" in found.found
+    assert found.level == "problem" and "no region is there" in found.found
     init(file, "eu")
     bucket, mirror = regions.region(looked_at)
     assert (bucket.level, mirror.check, mirror.level, mirror.found) == (

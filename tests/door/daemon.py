@@ -46,7 +46,7 @@ class Node:
 
     def __init__(self, engine: Engine) -> None:
         self.door: Door
-        self.totals = engine.report
+        self.totals_steps = engine.report_steps
         self.settings = Settings(Loaded(Config(), {}, None))
         self._engine = engine
 

@@ -59,8 +59,8 @@ class Peer:
         assert answer.message
         return answer.code
 
-    def register(self) -> int:
-        answer = self.ask(REGISTER)
+    def register(self, hash_bytes: int = HASH_BYTES) -> int:
+        answer = self.ask(msgspec.structs.replace(REGISTER, hash_bytes=hash_bytes))
         assert isinstance(answer, frames.Registered)
         return answer.namespace
 

@@ -152,10 +152,12 @@ def test_a_frame_byte_by_byte(peer: Peer) -> None:
     assert frames.answer_decoder.decode(peer.receive()) == frames.Count(0)
 
 
-def test_the_largest_lookup(peer: Peer) -> None:
-    """A frame of 2 MiB, which arrives in many pieces, is served; frames right behind it, too."""
-    space = peer.register()
-    frame = frames.encode_frame(frames.Lookup([space], bytes(frames.HASHES_MAX * HASH_BYTES)))
+@pytest.mark.parametrize("hash_bytes", [HASH_BYTES, frames.HASH_BYTES_MAX])
+def test_the_largest_lookup(peer: Peer, hash_bytes: int) -> None:
+    """A frame of 2 MiB, or of 4, which arrives in many pieces, is served; frames right behind it, too."""
+    space = peer.register(hash_bytes)
+    most = [space] * frames.LOOKUP_NAMESPACES_MAX if hash_bytes == frames.HASH_BYTES_MAX else [space]
+    frame = frames.encode_frame(frames.Lookup(most, bytes(frames.HASHES_MAX * hash_bytes), trace="0" * 55))
     peer.socket.sendall(frame + frames.encode_frame(frames.Ping()))
     assert frames.answer_decoder.decode(peer.receive()) == frames.Count(0)
     assert frames.answer_decoder.decode(peer.receive()) == frames.Done()
@@ -189,6 +191,14 @@ BAD_REQUESTS: list[tuple[Callable[[int], msgspec.Struct], str]] = [
     (lambda _: frames.Explain([b"d" * 16] * 64, bytes(32 * frames.HASHES_MAX)), "limit_exceeded"),
     (lambda n: frames.Lookup([n] * (frames.LOOKUP_NAMESPACES_MAX + 1), bytes(32)), "bad_request"),
     (lambda n: frames.Lookup([n], bytes(32 * (frames.HASHES_MAX + 1))), "limit_exceeded"),
+    (lambda n: frames.Windows([(n, 16), (77, 16)], bytes(32), 16, 16, 16, 16), "unknown_namespace"),
+    (lambda n: frames.Windows([(n, 16)], bytes(32), 3, 16, 16, 16), "bad_request"),
+    (lambda n: frames.Windows([(n, 16)], bytes(32), 16, 0, 16, 16), "bad_request"),
+    (lambda n: frames.Windows([(n, 16)] * 65, bytes(32), 16, 16, 16, 16), "bad_request"),
+    (
+        lambda n: frames.Windows([(n, 16)], bytes(32 * (frames.HASHES_MAX + 1)), 16, 16, 16, 16),
+        "limit_exceeded",
+    ),
     (lambda n: frames.Reserve(n, bytes(32 * (frames.LEASE_HASHES_MAX + 1)), b""), "limit_exceeded"),
     (lambda n: frames.Reserve(n, bytes(64), b""), "bad_request"),  # the same hash twice
     (lambda n: frames.Reserve(n, bytes(32), b"short"), "bad_request"),

@@ -45,6 +45,17 @@ def test_acquire_beyond_the_budget(client: Client, stored: Any) -> None:
         assert not lease.pending
 
 
+def test_small_records_count_as_the_slots_that_they_take(daemon: Daemon, client: Client) -> None:
+    """Half of the arena is half of its slots, of 16 KiB at least, for records of 64 bytes as well."""
+    space, hashes = space_of(client, record_bytes=64), hashes_of(1000)
+    leases = [client.reserve(space, hashes[:500]), client.reserve(space, hashes[500:], hashes[499])]
+    assert sum(len(lease.slots) for lease in leases) == 512 and leases[1].full
+    assert daemon.call(daemon.arena.stats).used_bytes == daemon.arena.capacity_bytes // 2
+    for lease in leases:
+        lease.abort()
+    assert client.put(space, hashes, b"", records_of(1000, 64)) == 1000
+
+
 def test_nothing_is_pending_behind_a_miss(client: Client, stored: Any) -> None:
     """Where a granted block is a miss, nobody is told to ask again for those that were cut off."""
     space, hashes = stored

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ import xxhash
 
 from kvstore import client as client_module
 from kvstore.client import Client, Refused, Unavailable
+from kvstore.client.connection import Connection
 from kvstore.protocol import frames
 from kvstore.protocol.residency_bits import IN_DRAM
 from tests.door.conftest import RECORD_BYTES, check, hashes_of, records_of, space_of
 from tests.door.daemon import MIB, Daemon
 from tiers import copying
+from tiers.constants import SLOT_BYTES_MIN
 
 
 def test_round_trip(daemon: Daemon, client: Client) -> None:
@@ -244,6 +247,19 @@ def test_closed_client(client: Client) -> None:
         client.ping()
 
 
+def test_without_a_descriptor_the_daemon_is_unavailable(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has too many files open is told so as of any other failure: an engine catches no OSError."""
+
+    def full(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("socket.socket", full)
+    with pytest.raises(Unavailable, match="Too many open files"):
+        Connection(str(daemon.socket_path), "test", False, False, time.monotonic() + 60)
+
+
 @pytest.mark.parametrize("size", [0, 1, 4096, copying.PIECE_BYTES, copying.PIECE_BYTES + 1, 3 * MIB + 7])
 def test_copy_and_digest(size: int) -> None:
     """The digest of a copy is that of the whole record, however many pieces and threads it took."""
@@ -292,6 +308,7 @@ def test_import_is_light() -> None:
         "tiers",
         "xxhash",
     }
+    assert client_module.SLOT_BYTES_MIN == SLOT_BYTES_MIN
 
 
 def test_a_prompt_of_less_than_a_block_counts(daemon: Daemon, client: Client) -> None:

@@ -53,8 +53,10 @@ def test_who_is_cut_off_holds_nothing_any_more(daemon: Daemon, client: Client) -
     other = Client(daemon.socket_path, label="hangs")
     other.acquire(space, hashes)
     number = client.clients()[1]["id"]
+    for session in daemon.engine.sessions:
+        session.peer.since_s -= 3600
     told = client.kill_client(number)
-    assert (told["label"], told["leases"]) == ("hangs", 1)
+    assert (told["label"], told["leases"]) == ("hangs", 1) and told["connected_s"] >= 3600
     blocks = daemon.call(lambda: [b.pins for b in daemon.engine.namespaces.get(0).blocks.walk()])
     assert blocks == [0] * 4 and client.lookup([space], hashes) == 4
     with pytest.raises((Refused, Unavailable)):

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pytest
 
-from kvstore.client import Client, Grant, Namespace, Refused, SlotLease, Unavailable
+from kvstore.client import Client, FillsRefused, Grant, Namespace, Refused, SlotLease, Unavailable
 from tests.door.conftest import RECORD_BYTES, DaemonProcess, check, hashes_of, space_of
 from tests.door.daemon import MIB, Daemon
 from tiers.checksum import digest
@@ -229,8 +229,9 @@ def test_a_grant_of_another_daemon_is_refused(process: DaemonProcess, tmp_path: 
         assert len(until_connected(lambda: rank.open_grant(new.grant, 0, 8)).views) == 1
         with pytest.raises(Unavailable, match="another daemon"):
             rank.open_grant(old.grant, 0, 8, writing=True)
-        with pytest.raises(Unavailable, match="another daemon"):
+        with pytest.raises(FillsRefused, match="another daemon") as refused:
             rank.fill([(new.grant, 0, None), (old.grant, 0, None)])
+        assert list(refused.value.refused) == [1], "the others of its call are done"
 
 
 def test_grants_need_the_arena(scheduler: Client, daemon: Daemon) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvstore.client import Client, FillsRefused, Refused
+from kvstore.client import Client, FillsRefused, Refused, Unavailable
+from kvstore.client.leases import Grant
 from kvstore.door.api import KINDS, Caller
 from kvstore.door.holders import Holder
 from kvstore.protocol import frames
@@ -100,6 +101,24 @@ def test_a_bad_fill_fails_alone(
     assert client.fill([(leases[at].grant, 0, [bytes(16)])]) == [1], "its lease is as it was"
 
 
+def test_a_fill_of_an_earlier_daemon_fails_alone(client: Client, scheduler: Client) -> None:
+    """Of one call, some leases may be of before a restart: the others are committed."""
+    space = space_of(client)
+    leases = [scheduler.reserve_slots(space, hashes_of(1, f"{number}")) for number in range(3)]
+    fills = [(lease.grant, 0, [digest(bytes(RECORD_BYTES))]) for lease in leases]
+    before = Grant(leases[1].grant.life ^ 1, leases[1].grant.lease, leases[1].grant.extents)
+    with pytest.raises(FillsRefused, match="another daemon") as refused:
+        client.fill([fills[0], (before, *fills[1][1:]), (fills[2][0], 99, fills[2][2])])
+    assert [(at, why.code) for at, why in refused.value.refused.items()] == [
+        (1, "unknown_lease"),
+        (2, "bad_request"),
+    ]
+    assert refused.value.committed == [1, 0, 0]
+    with pytest.raises(Unavailable, match="another daemon"):
+        client.fill([(before, *fills[1][1:])])
+    assert client.fill(fills[1:]) == [1, 1]
+
+
 def test_our_own_bug_in_a_fill_is_an_answer_to_that_one(
     daemon: Daemon, client: Client, scheduler: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +198,7 @@ def test_every_number_of_a_frame_has_an_owner() -> None:
         "life": "compared with the daemon's",
         "namespace": "registered on this connection",
         "namespaces": "as namespace",
+        "groups": "as namespace",
         "ticket": "of the process",
         "skip": "a position in a list",
         "number": "a client, for who may administer",

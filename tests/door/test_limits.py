@@ -20,7 +20,7 @@ import pytest
 from kvstore.client import Client, Refused, Unavailable
 from kvstore.daemon.config.config import Config
 from kvstore.daemon.service import Service
-from kvstore.door.api import DOOR_NAMESPACES_MAX
+from kvstore.door.holders import DOOR_NAMESPACES_MAX
 from kvstore.index.namespaces import NAMESPACE_DROP_BLOCKS, NamespaceRegistry
 from kvstore.protocol import frames
 from kvstore.security.principals import local
@@ -171,7 +171,7 @@ def test_leases_of_one_process(daemon: Daemon) -> None:
 
 def test_namespaces_are_given_back(daemon: Daemon, monkeypatch: Any) -> None:
     """A process may have so many namespaces at a time, and any number one after another."""
-    monkeypatch.setattr("kvstore.door.api.DOOR_NAMESPACES_MAX", 2)
+    monkeypatch.setattr("kvstore.door.holders.DOOR_NAMESPACES_MAX", 2)
     with Client(daemon.socket_path, timeout_s=10) as client:
         spaces = [space_of(client, f"epoch {number}") for number in range(6)]
         for space in spaces[:2]:
@@ -189,9 +189,29 @@ def test_namespaces_are_given_back(daemon: Daemon, monkeypatch: Any) -> None:
             other.lookup([spaces[0]], hashes_of(1))
 
 
+def test_a_namespace_of_a_process_counts_once(daemon: Daemon, monkeypatch: Any) -> None:
+    """However many connections have it, and however often each registers it, also where there is no room for another."""
+    monkeypatch.setattr("kvstore.door.holders.DOOR_NAMESPACES_MAX", 2)
+    peers = [Peer(daemon.socket_path) for _ in range(3)]
+    given = 4096, HASH_BYTES, 16, {"model": "tiny"}
+    numbers = [
+        peer.ask(frames.Register(name * 16, *given)).namespace
+        for name in (b"a", b"b", b"a")
+        for peer in peers
+    ]
+    assert len(set(numbers)) == 2
+    assert peers[0].code_of(frames.Register(b"c" * 16, *given)) == "limit_exceeded"
+    for peer in peers:
+        assert peers[0].code_of(frames.Register(b"c" * 16, *given)) == "limit_exceeded"
+        assert peer.ask(frames.Unregister(numbers[0], False)) == frames.Done()
+    assert peers[0].ask(frames.Register(b"c" * 16, *given)).namespace not in numbers
+    for peer in peers:
+        peer.socket.close()
+
+
 def test_namespaces_that_nobody_has_a_handle_of(daemon: Daemon, monkeypatch: Any) -> None:
     """A client whose handle is gone gives the namespace back with its next registration, whatever became of it."""
-    monkeypatch.setattr("kvstore.door.api.DOOR_NAMESPACES_MAX", 3)
+    monkeypatch.setattr("kvstore.door.holders.DOOR_NAMESPACES_MAX", 3)
     with Client(daemon.socket_path, timeout_s=10) as client:
         kept = space_of(client, "kept")
         hashes = hashes_of(2)
@@ -337,8 +357,9 @@ def test_ended_namespaces_are_not_kept(tmp_path: Path) -> None:
     namespace = registry.register(NamespaceSpec(b"e" * 16, 4096, HASH_BYTES, 16, {"tenant": "acme"}))
     registry.end(namespace.id)
     content = registry.snapshot()
-    assert content is not None and b"acme" not in content
+    assert content is not None
     registry.save(content)
+    assert b"acme" not in (tmp_path / "names").read_bytes()
     assert len(NamespaceRegistry(tmp_path / "names")) == 0
     assert registry.ended() is None
     assert len(registry) == 0

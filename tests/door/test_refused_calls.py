@@ -88,6 +88,8 @@ class Stage:
         values: dict[str, Any] = {
             "namespace": self.other if name == "unregister" else digest if name in BY_DIGEST else self.space,
             "namespaces": [self.space],
+            "groups": [(self.space, 16)],
+            **dict.fromkeys(("hash_tokens", "align_tokens", "held_tokens", "reach_tokens"), 16),
             "hashes": b"".join(self.held) if name == "explain" else self.held,
             "digests": [self.space.digest],
             "buffers": records_of(3),
@@ -240,6 +242,9 @@ def test_what_is_refused_is_not_sent(tmp_path: Any) -> None:
         for call in (
             lambda: client.lookup([space], many),
             lambda: client.residency(space, many),
+            lambda: client.windows(
+                [(space, 16)], many, hash_tokens=16, align_tokens=16, held_tokens=16, reach_tokens=16
+            ),
             lambda: client.prefetch(space, many),
             lambda: client.acquire_slots(space, many[:513]),
             lambda: client.acquire_slots(space, []),

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
+from itertools import count
 from typing import Any, NamedTuple
 
 from kvstore.protocol.frames import Acquired, Reserved
-from tiers.base import Get, Put, Record, SizeClass, TierStats
+from tiers.base import NAMESPACE_BYTES, Get, Put, Record, SizeClass, TierStats
 from tiers.checksum import digest
 from tiers.errors import TierError
 from tiers.nvme.device_table import Piece, Row
 from tiers.slots import SlotPool
 
 SLAB_BYTES = 2 << 20  # of one place
+_numbers = count()
 
 
 class Slot(NamedTuple):
@@ -100,6 +102,7 @@ class FaultyDevice:
 
     def __init__(self, slots: int, seed: int = 0, fault_rate: float = 0.0, slot_bytes: int = 1) -> None:
         self.slots = slots
+        self.disk = f"disk {next(_numbers)}"
         self.fault_rate = fault_rate
         self.table: dict[int, tuple[Row, bytes]] = {}
         self.ready = False
@@ -150,21 +153,24 @@ class FaultyDevice:
         return answers
 
     def read(self, items: Sequence[tuple[int, bytes, memoryview]]) -> list[tuple[Get, bytes]]:
+        return [(answer, row.checksum if row is not None else b"") for answer, row in self.read_rows(items)]
+
+    def read_rows(self, items: Sequence[tuple[int, bytes, memoryview]]) -> list[tuple[Get, Row | None]]:
         if self.hangs:
             raise Hanging
         return [self._read(slot, key, view) for slot, key, view in items]
 
-    def _read(self, slot: int, key: bytes, view: memoryview) -> tuple[Get, bytes]:
+    def _read(self, slot: int, key: bytes, view: memoryview) -> tuple[Get, Row | None]:
         if self._fails():
-            return Get.FAILED, b""
+            return Get.FAILED, None
         row, data = self.table.get(slot, (None, b""))
         if row is None or row.key != key:
-            return Get.MISS, b""
+            return Get.MISS, None
         view[:] = data
         if digest(view, row.columns) != row.checksum:
             del self.table[slot]
-            return Get.CORRUPT, b""
-        return Get.HIT, row.checksum
+            return Get.CORRUPT, None
+        return Get.HIT, row
 
     def rows(self, slots: Sequence[int]) -> list[Row | None]:
         return [self.table[slot][0] if slot in self.table else None for slot in slots]
@@ -175,6 +181,19 @@ class FaultyDevice:
         for slot in slots:
             self.table.pop(slot, None)
         return True
+
+    def rows_of(self, is_meant: Callable[[bytes], bool]) -> Iterator[list[Row]]:
+        for row, _ in list(self.table.values()):
+            yield [row] if is_meant(row.key[:NAMESPACE_BYTES]) else []
+
+    def restamp(self, keys: Mapping[int, bytes], stored_s: int) -> None:
+        for slot, key in keys.items():
+            row, data = self.table.get(slot, (None, b""))
+            if row is not None and row.key == key:
+                self.table[slot] = row._replace(stored_s=stored_s), data
+
+    def clear_rows(self, rows: Sequence[Row]) -> bool:
+        return self.clear([row.slot for row in rows if self.rows([row.slot]) == [row]])
 
     def grow(self) -> None:
         """It has all its slots."""

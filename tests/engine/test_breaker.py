@@ -46,8 +46,8 @@ class TimedTier(FaultyDevice):
         self.reads = 0
         self.node: Node | None = None
 
-    def read(self, items):  # type: ignore[no-untyped-def]
-        answers = super().read(items)
+    def read_rows(self, items):  # type: ignore[no-untyped-def]
+        answers = super().read_rows(items)
         self.reads += len(items)
         assert self.node is not None
         self.node.now_s += self.read_s * len(items)
@@ -320,22 +320,22 @@ def test_read_errors_trip_and_lose_no_block(node: Node) -> None:
 def test_a_record_that_fails_twice_is_dropped_without_a_trip(node: Node) -> None:
     """One bad record among good ones is given up at its second failure; the breaker stays closed."""
     bad = b"a" * 16 + b"a09".ljust(8)
-    true_get = node.tier.read
+    true_get = node.tier.read_rows
 
     def get(items):  # type: ignore[no-untyped-def]
         answers = true_get(items)
         return [
-            (type(a[0]).FAILED, b"") if key == bad else a
+            (type(a[0]).FAILED, None) if key == bad else a
             for (_, key, _), a in zip(items, answers, strict=True)
         ]
 
-    node.tier.read = get  # type: ignore[method-assign]
+    node.tier.read_rows = get  # type: ignore[method-assign]
     assert node.load("a") == 9
     assert node.places("a")[9] == IN_NVME
     node.load("a")
     assert node.places("a")[9] == 0
     assert node.member.loads.closed
-    del node.tier.read
+    del node.tier.read_rows
 
 
 @pytest.mark.parametrize("how", ["fails", "hangs"])

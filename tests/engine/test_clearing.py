@@ -6,18 +6,22 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from kvstore.commands import clearing
+from kvstore.commands import clearing, uncleared
+from kvstore.commands.uncleared import Uncleared
 from kvstore.engine.engine import Engine
 from kvstore.errors import BadRequest, LimitExceeded, NotFound, NotReady, UnknownNamespace
 from kvstore.index import namespaces
+from kvstore.index.block import Block
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_ANY
 from kvstore.residency.levels import Drive
 from kvstore.steps import finish
+from replication.formats.tombstones import Tombstone
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted
 from tiers.checksum import digest
 from tiers.dram.arena import open_arena
@@ -215,7 +219,7 @@ def test_blocks_in_use_are_tried_again_for_a_while(node: Node) -> None:
 
 def test_rows_that_cannot_be_cleared_are_told(node: Node) -> None:
     """A device that does not take the deletes: the answer comes all the same, and says how many rows are left."""
-    node.device.clear = lambda slots: False  # type: ignore[method-assign]
+    node.device.clear = node.device.clear_rows = lambda slots: False  # type: ignore[method-assign]
     told = node.clear(tenant="a")
     assert told["rows_left"] == len(node.paths(0)) == told["cleared_blocks"]
 
@@ -232,7 +236,7 @@ def test_what_cannot_be_cleared_is_refused(node: Node, monkeypatch: pytest.Monke
     ]:
         with pytest.raises(error):
             node.clear(**scope)
-    node.engine.adoption._reading.add(0)
+    node.engine.adoption._reading[0] = node.now_s
     with pytest.raises(NotReady, match="still being read"):
         node.clear(everything=True)
     node.engine.adoption._reading.clear()
@@ -286,3 +290,161 @@ def test_an_ended_namespace_goes_piece_by_piece(
         node.io.run()
     assert node.still() == {(w, path) for w, path in node.held if w == 1}
     assert node.engine.check() == []
+
+
+class Restarted:
+    """An engine that begins with an empty arena: what it holds, devices gave it."""
+
+    def __init__(self, directory: Path, devices: list[FaultyDevice], known: list[str] | None = None) -> None:
+        self.now_s = 1000.0
+        self.io = SteppedIo()
+        arena = open_arena(directory / f"arena {uuid4()}", 8 * MIB, 2 * MIB, SIZE)
+        drives = [Drive(device, self.io) for device in devices]
+        self.engine = Engine(arena, drives, NamespaceRegistry(), self.io, clock=lambda: self.now_s)
+        disks = [device.disk for device in devices] if known is None else known
+        self.engine.clearing.keep(Uncleared(directory / "uncleared.json", lambda: disks))
+        self.engine.adopt()
+        self.io.run()
+
+    def put(self, names: list[str]) -> None:
+        for name in names:
+            space = self.engine.register(spec_of(name[0]))
+            session = self.engine.open_session(0)
+            answer = self.engine.reserve(session, space, digest(name.encode()), b"")
+            (slot,) = granted(answer)
+            sums = digest(self.engine.arena.mapping[slot.offset : slot.offset + SIZE])
+            self.engine.commit(session, answer.lease, [0], sums)
+            self.io.run()
+
+    def evict(self, name: str) -> None:
+        """Out of all tiers, as a full one does it."""
+        block = self.block(name)
+        assert block is not None
+        self.engine.blocks.left_nvme(block)
+        self.engine.blocks.left_dram(block)
+
+    def block(self, name: str) -> Block | None:
+        space = self.engine.namespaces.of_key(spec_of(name[0]).digest)
+        return space.blocks.get(digest(name.encode())) if space is not None else None
+
+    def held(self, names: list[str]) -> set[str]:
+        return {name for name in names if (b := self.block(name)) is not None and b.where & IN_ANY}
+
+    def clear(self, tenant: str) -> dict[str, Any]:
+        told: list[dict[str, Any]] = []
+        self.engine.clear("", b"", tenant or None, not tenant, False, told.append)
+        before_s = self.now_s
+        while not told:
+            self.io.run()
+            self.engine.clearing.step()
+            self.now_s += 0.05
+            assert self.now_s < before_s + 60
+        self.took_s = self.now_s - before_s
+        self.rest()
+        return told[0]
+
+    def rest(self) -> None:
+        for _ in range(50):
+            self.io.run()
+            self.engine.clearing.step()
+            self.engine.tick()
+        assert self.engine.check() == []
+
+
+def spec_of(tenant: str) -> NamespaceSpec:
+    return NamespaceSpec(tenant.encode().ljust(16), SIZE, 16, 16, {"tenant": tenant})
+
+
+NAMES = ["a1", "a2", "a3", "b1", "b2", "b3"]
+
+
+@pytest.mark.parametrize("tenant", ["a", ""])
+def test_what_had_left_nvme_before_is_not_found_again(tmp_path: Path, tenant: str) -> None:
+    """The row of a block that was evicted stays until its slot is used again: a clear clears it, those of others stay;
+    and no block that comes while it is looked for loses its row."""
+    device = FaultyDevice(400)
+    node = Restarted(tmp_path, [device])
+    node.put(NAMES)
+    for name in ("a1", "b1"):
+        node.evict(name)
+    assert node.clear(tenant)["rows_left"] == 0
+    node.put(["a4"])
+    assert Restarted(tmp_path, [device]).held([*NAMES, "a4"]) == (
+        {"b1", "b2", "b3", "a4"} if tenant else {"a4"}
+    )
+
+
+def test_a_disk_that_was_away_does_not_bring_back_what_was_cleared(tmp_path: Path) -> None:
+    """It could not be opened, or was not in the settings: when it is back nothing of it is served, and everything else of the
+    disk is; what comes later is not touched."""
+    here, away = FaultyDevice(400), FaultyDevice(400)
+    Restarted(tmp_path, [away]).put(["a1", "b1"])
+    Restarted(tmp_path, [here]).put(["a2", "b2"])
+    node = Restarted(tmp_path, [here], [here.disk, away.disk])
+    node.put(["a3"])
+    assert node.clear("a")["rows_left"] == 0 and node.took_s < clearing.CLEAR_ROWS_S
+    again = Restarted(tmp_path, [here, away])
+    assert again.held(NAMES) == {"b1", "b2"}
+    again.rest()
+    assert {row.key[16:] for row, _ in away.table.values()} == {digest(b"b1")}
+    again.put(["a1"])
+    assert Restarted(tmp_path, [here, away]).held(NAMES) == {"a1", "b1", "b2"}
+
+
+def test_a_disk_that_dies_holds_up_no_clear(tmp_path: Path) -> None:
+    """It is not waited for, its rows are told, and do not come back; nor is one waited for that hangs while it is opened."""
+    here, dead = FaultyDevice(400), FaultyDevice(400)
+    node = Restarted(tmp_path, [here, dead])
+    node.put(NAMES)
+    assert here.table and dead.table
+    lost = len(dead.table)
+    breaker = node.engine.nvme.members[1].loads
+    breaker.state, breaker._retry_at_s = "open", 1e9
+    told = node.clear("")
+    assert told["cleared_blocks"] == len(NAMES) and told["rows_left"] == lost == len(dead.table)
+    assert node.took_s < clearing.CLEAR_ROWS_S and not here.table
+    assert Restarted(tmp_path, [here, dead]).held(NAMES) == set()
+    breaker.close()
+    node.rest()
+    assert not dead.table
+
+    hung = Restarted(tmp_path, [here])
+    hung.put(["b1"])
+    hung.engine.adoption._reading[1] = hung.now_s
+    with pytest.raises(NotReady):
+        hung.clear("b")
+    hung.now_s += 60
+    assert hung.clear("b")["cleared_blocks"] == 1
+
+
+def test_what_is_still_to_be_cleared_is_bounded(tmp_path: Path) -> None:
+    """Of a disk with very many namespaces to clear, everything is; a damaged file is put aside."""
+    io, path = SteppedIo(), tmp_path / "uncleared.json"
+    known = Uncleared(path)
+    known.add(["x", "y", ""], [n.to_bytes(16) for n in range(uncleared.UNCLEARED_NAMESPACES_MAX)])
+    known.add(["x"], [b"more" * 4])
+    assert not known.is_kept(io)
+    io.run()
+    assert known.is_kept(io)
+    again = Uncleared(path)
+    assert (
+        again.names("x", bytes(15) + b"\xff")
+        and again.names("x", b"never" * 3 + b"!")
+        and not again.names("", b"")
+    )
+    assert again.names("y", bytes(16)) and not again.names("y", b"more" * 4)
+    path.write_text("{")
+    assert not Uncleared(path).of("x") and (tmp_path / "uncleared.unreadable").exists()
+
+
+def test_what_is_erased_is_not_found_in_free_slots(tmp_path: Path) -> None:
+    """When its tombstone is forgotten, long after."""
+    device = FaultyDevice(400)
+    node = Restarted(tmp_path, [device])
+    node.put(NAMES)
+    node.evict("a1")
+    node.engine.erasing.erase(Tombstone(tenant="a", watched_until_s=1))
+    while node.engine.erasing.step():
+        node.io.run()
+    node.rest()
+    assert Restarted(tmp_path, [device]).held(NAMES) == {"b1", "b2", "b3"}

@@ -199,7 +199,7 @@ class EngineMachine(RuleBasedStateMachine):
             usable = in_dram.index(False) if False in in_dram else walked
         is_told = not self.namespaces.get(
             self.ids[ns]
-        ).stale  # else a block may not know yet that it is found again
+        ).is_behind  # else a block may not know yet that it is found again
         patient = Asking(prefill_tokens_per_s=1e-9)  # nothing is slower than to compute
         found = self.engine.find([self.ids[ns]], joined, patient)
         assert found.usable == usable if is_told else found.usable <= usable
@@ -231,7 +231,7 @@ class EngineMachine(RuleBasedStateMachine):
         patient = Asking(prefill_tokens_per_s=1e-9)
         both = self.engine.find(self.ids, joined, patient)
         places = [finish(self.engine.residency_steps(number, joined)) for number in self.ids]
-        if any(self.namespaces.get(number).stale for number in self.ids):
+        if any(self.namespaces.get(number).is_behind for number in self.ids):
             return
         followed = next((d for d in range(DEPTH) if not all(of[d] for of in places)), DEPTH)
         assert both.writing == (followed - both.held if both.usable == both.held else 0)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from kvstore.commands.clearing import Task
 from kvstore.engine.engine import Engine
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.residency.levels import Drive
 from replication.formats.tombstones import Tombstone
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted
+from tests.engine.test_retention import Node
+from tests.engine.test_turns import Counted
 from tiers.checksum import digest
 from tiers.dram.arena import open_arena
 from tiers.namespace_spec import NamespaceSpec
@@ -132,3 +136,31 @@ def test_rows_of_a_disk_that_comes_back_are_looked_at(tmp_path: Path) -> None:
     assert there() == 1 and not engine.namespaces.get(space).hidden
     assert engine.check() == []
     arena.close()
+
+
+def test_a_tombstone_of_thousands_of_namespaces_is_many_turns() -> None:
+    """Of a tenant: each of its namespaces is looked at in one of them, and until then not all was; a clear of empty ones looks at some
+    at a time, too. One that is taken back meanwhile goes no further."""
+    node, turns = Node(), Counted()
+    for number in range(1000):
+        spec = NamespaceSpec(number.to_bytes(16, "big"), SIZE, 16, 16, {"tenant": "many"})
+        node.engine.register(spec)
+    spaces = [space for space in node.namespaces if space.spec.fields["tenant"] == "many"]
+    erasing, background = node.engine.erasing, node.engine.blocks.background
+    stone = Tombstone(tenant="many", watched_until_s=1)
+    with turns.turn("erase"):
+        erasing.erase(stone)
+    while (left := erasing.left(stone)) is not None and left.is_looking:
+        with turns.turn("step"):
+            background.step()
+    assert {space.erasures for space in spaces} == {1} and len(spaces) == 1000
+    with turns.turn("clear"):
+        assert len(list(islice(Task(spaces, b"", True, lambda _: None).walk, 16))) == 16
+    assert max(turns.most.values()) < 10_000
+    again = Tombstone(tenant="many", watched_until_s=1, serial=2)
+    erasing.erase(again)
+    erasing.erase(Tombstone(tenant="many", watched_until_s=0, serial=3))
+    while background.step():
+        pass
+    assert erasing.left(again) is None and {space.erasures for space in spaces} == {1, 2}
+    node.close()

@@ -20,6 +20,7 @@ from kvstore.retention.expiry import EXPIRY_SWEEP_S_MAX, EXPIRY_SWEEP_S_MIN, NEV
 from kvstore.retention.rules import RuleFile
 from kvstore.steps import finish
 from tests.engine.test_retention import Node, chain, joined
+from tests.engine.test_turns import Counted
 from tiers.namespace_spec import NamespaceSpec
 
 START_S = 1_700_000_000
@@ -518,3 +519,23 @@ def test_the_wall_clock_may_run_ahead(node: Node) -> None:
     node.wall_s -= 100
     node.kill()
     assert node.held("a00") == 0 and node.engine.blocks.expiry.now_s() == node.wall_s + 100
+
+
+def test_sweeps_of_many_namespaces_begin_some_at_a_time() -> None:
+    """All are due with the TTL of their tenant: a tick begins none, and each piece of work a few; all are swept."""
+    spaces = [Namespace(n, NamespaceSpec(n.to_bytes(16, "big"), 1, 8)) for n in range(2000)]
+    known, dropped = {space.digest: space for space in spaces}, list[Block]()
+    expiry = Expiry()
+    expiry.start(expiry.clock, known.get, lambda block: dropped.append(block) is None)
+    for space in spaces:
+        forest.arrived(space, b"12345678", b"", IN_DRAM)
+        expiry.set_ttl(space.digest, 5.0, 0.0)
+    expiry.clock.move_to(100.0)
+    turns = Counted()
+    with turns.turn("tick"):
+        expiry.tick()
+    while expiry.has_work:
+        with turns.turn("piece"):
+            expiry.step(iter([True, False]).__next__)
+    assert len(dropped) == 2000
+    assert turns.most["piece"] < 1000 and turns.most["tick"] < 20_000

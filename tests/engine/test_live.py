@@ -217,15 +217,19 @@ def test_minutes_roll_over_and_are_forgotten(node: Node) -> None:
 
 
 def test_a_clock_that_is_set_back_costs_order_and_no_memory() -> None:
-    """Minutes of before the jump and after it are told in the order of the clock; there are never more than the limit."""
+    """Minutes after the jump are told in the order of the clock, and those of before it when it is their time; there are never more than
+    the limit."""
     minutes, now_s = Minutes(), 100_000 * MINUTE_S
     for minute in range(LIVE_MINUTES_MAX):
         minutes.of(now_s + minute * MINUTE_S).lookups += 1
     for minute in range(10):
         minutes.of(now_s - (minute + 1) * MINUTE_S).lookups += 1
-    kept = minutes.since(0, now_s)
-    assert len(kept) == LIVE_MINUTES_MAX and kept == sorted(kept, key=lambda minute: minute[0])
-    assert kept[0][0] == now_s - 10 * MINUTE_S
+    assert [minute_s for minute_s, _ in minutes.since(0, now_s)] == [
+        now_s - number * MINUTE_S for number in range(10, 0, -1)
+    ]
+    later = [minute_s for minute_s, _ in minutes.since(0, now_s + (LIVE_MINUTES_MAX - 11) * MINUTE_S)]
+    assert later[0] == now_s - 10 * MINUTE_S and later == sorted(later)
+    assert len(list(minutes.between(0, 2 * now_s))) == LIVE_MINUTES_MAX
 
 
 # -- the answer --

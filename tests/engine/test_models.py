@@ -67,6 +67,9 @@ class World:
     def begin(self, label: str, count: int, content: bytes = CONTENT) -> tuple[Session, Resident]:
         filler = self.engine.open_session(0, f"fills {label}")
         model = self.models.reserve(filler, label, content, count)
+        if model.state == "verifying" and not model.slots:  # it is looked for pins
+            self.io.step(-1)
+            model = self.models.reserve(filler, label, content, count)
         self.settle()
         return filler, model
 
@@ -197,7 +200,7 @@ def test_what_a_user_pinned_stays(world: World) -> None:
 def test_models_never_have_more_than_their_capacity(world: World) -> None:
     """What does not fit is refused with the setting's name, and nothing was changed; used least lately leaves first."""
     first, second = world.bring("a@1", 2), world.bring("b@1", 2)
-    with pytest.raises(LimitExceeded, match=r"models\.dram_bytes"):
+    with pytest.raises(LimitExceeded, match=r"models\.dram_bytes is [0-9.]+ [KMG]iB$"):
         world.begin("c@1", 5)
     assert world.labels() == ["a@1", "b@1"]
     user = world.engine.open_session(0, "user")
@@ -207,6 +210,46 @@ def test_models_never_have_more_than_their_capacity(world: World) -> None:
     third = world.bring("c@1", 1)
     assert world.labels() == ["a@1", "c@1"] and world.is_true(first) and world.is_true(third)
     assert not second.slots
+
+
+def test_a_model_larger_than_the_arena_costs_nobody_anything(world: World) -> None:
+    """Whatever share models may have: it is refused before KV, or another model, leaves for it."""
+    world.models.capacity_bytes = 100 * SLAB_BYTES
+    model = world.bring("a@1", 2)
+    names = [f"block-{number:02}" for number in range(16)]
+    assert world.store(*names) == 16
+    with pytest.raises(LimitExceeded, match="the arena is 12 MiB"):
+        world.begin("b@1", SLABS + 1)
+    world.settle()
+    assert world.labels() == ["a@1"] and world.is_true(model)
+    assert all(map(world.has, names))
+
+
+def test_a_lowered_share_is_reached(world: World) -> None:
+    """The model used longest ago leaves first; one that is in use or pinned stays, also after a restart."""
+    for label in ("pinned@1", "a@1", "used@1", "b@1"):
+        world.bring(label, 1)
+    world.models.pins = lambda: {"pinned@1"}
+    user = world.engine.open_session(0)
+    world.models.attach(user, "used@1")
+
+    def settle() -> list[str]:
+        for _ in range(3):
+            world.clock_s += models_module.PINS_EVERY_S
+            world.engine.tick()
+            world.io.run()
+            world.settle()
+        return world.labels()
+
+    assert settle() == ["pinned@1", "a@1", "used@1", "b@1"]
+    world.models.capacity_bytes = 3 * SLAB_BYTES
+    assert settle() == ["pinned@1", "used@1", "b@1"]
+    world.models.capacity_bytes = 0
+    assert settle() == ["pinned@1", "used@1"]
+    world.arena.close()
+    world.boot(capacity_slabs=1)
+    world.models.pins = lambda: {"pinned@1"}
+    assert settle() == ["pinned@1"]
 
 
 def test_a_used_model_stays_as_long_as_its_connection(world: World) -> None:
@@ -226,14 +269,36 @@ def test_a_used_model_stays_as_long_as_its_connection(world: World) -> None:
 
 
 def test_a_pinned_model_stays(world: World) -> None:
-    """A label that the pins name never leaves for another model."""
-    world.models.pins = lambda: {"a@1"}
+    """A label that the pins name never leaves for another model, however short a time ago it was pinned; nor is it taken for pinned
+    when it is not any more."""
     world.bring("a@1", 3)
     world.engine.tick()
     world.io.run()
-    with pytest.raises(LimitExceeded):
+    world.models.pins = lambda: {"a@1"}
+    with pytest.raises(LimitExceeded, match=r"of which models that must stay take [0-9.]+ [KMG]iB$"):
         world.begin("b@1", 2)
     assert world.models.status()[0]["pinned"]
+    world.models.capacity_bytes = 0
+    with pytest.raises(LimitExceeded, match=r"models\.dram_bytes is 0: no models are kept in DRAM$"):
+        world.begin("c@1", 1)
+    world.models.capacity_bytes = 4 * SLAB_BYTES
+    world.models.pins = frozenset
+    world.bring("b@1", 2)
+    assert world.labels() == ["b@1"]
+
+
+def test_a_disk_with_pins_that_hangs_is_not_waited_for(world: World) -> None:
+    """For long: who is known to be pinned stays. What is asked for again meanwhile is read once, and not when nobody has to leave."""
+    world.bring("a@1", 3)
+    filler = world.engine.open_session(0)
+    for _ in range(2):
+        assert world.models.reserve(filler, "b@1", CONTENT, 2).state == "verifying"
+        assert len(world.io.waiting) == 1 and world.labels() == ["a@1"]
+    world.clock_s += models_module.PINS_WAIT_S
+    assert world.models.reserve(filler, "b@1", CONTENT, 2).state == "filling"
+    assert world.labels() == ["b@1"]
+    assert world.models.reserve(world.engine.open_session(0), "c@1", CONTENT, 1).state == "filling"
+    assert len(world.io.waiting) == 1
 
 
 def test_one_process_fills(world: World) -> None:
@@ -300,16 +365,11 @@ def test_other_bytes_of_a_name_that_are_refused_replace_nothing(world: World) ->
     with pytest.raises(LimitExceeded):
         world.begin("m@1", 5, b"another 16 bytes")
     world.models.pins = lambda: {"m@1"}
-    world.engine.tick()
-    world.io.run()
     with pytest.raises(InUse, match="m@1: other bytes of this name are in DRAM, and pinned"):
         world.begin("m@1", 2, b"another 16 bytes")
     assert world.labels() == ["m@1", "a@1"] and old.state == other.state == "whole"
     assert world.is_true(old) and world.is_true(other)
     world.models.pins = frozenset
-    world.clock_s += 100
-    world.engine.tick()
-    world.io.run()
     _, model = world.begin("m@1", 3, b"another 16 bytes")
     assert len(model.slots) == 3 and sorted(world.labels()) == ["a@1", "m@1"] and world.is_true(other)
 
@@ -327,6 +387,18 @@ def test_a_restart_keeps_models(world: World) -> None:
     model = world.models.attach(user, "qwen3-8b@1f")
     assert model.state == "whole" and world.is_true(model) and model.content == CONTENT
     assert all(map(world.has, named(0, 4)))
+
+
+def test_a_model_that_is_dropped_while_it_is_verified(world: World) -> None:
+    """What a thread reads is no other one's before it is through; the rest is free at once."""
+    world.bring("m@1", 4)
+    world.restart()
+    world.models.drop("m@1")
+    being_read = len(world.io.waiting)
+    assert 0 < being_read < 4 and world.arena.stats().model_bytes == being_read * SLAB_BYTES
+    assert world.engine.check() == []
+    world.io.run()
+    assert world.arena.stats().model_bytes == 0 and world.labels() == []
 
 
 def test_half_a_model_is_kept_over_a_restart(world: World) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvstore.errors import NamespaceConflict, UnknownNamespace
 from kvstore.index import forest, namespaces
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol.residency_bits import IN_DRAM
+from tests.engine.fakes import SteppedIo
 from tiers.checksum import pack_columns
+from tiers.files import replace_in_parts
 from tiers.namespace_spec import NamespaceSpec
 
 COLUMNS = pack_columns([1024] * 4)
@@ -34,6 +38,51 @@ def test_names_survive_a_restart(tmp_path: Path) -> None:
     registry.save(content)
     assert registry.snapshot() is None
     assert [n.spec for n in NamespaceRegistry(tmp_path / "names.json")] == [spec(1, columns=COLUMNS)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 32, 33, 100])
+def test_names_are_saved_in_small_parts(tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making all of a large file at once would hold the event loop; in parts it is the same file."""
+    monkeypatch.setattr(namespaces, "NAMESPACES_MAX", 200)
+    registry = NamespaceRegistry(tmp_path / "names.json")
+    for number in range(count):
+        registry.register(spec(number))
+    registry.changed = True
+    content = registry.snapshot()
+    assert content is not None
+    sizes = []
+
+    def looked_at(path: Path, parts: Iterable[tuple[int, bytes]]) -> None:
+        found = list(parts)
+        sizes.extend(len(part) for _, part in found)
+        replace_in_parts(path, found)
+
+    monkeypatch.setattr(namespaces, "replace_in_parts", looked_at)
+    registry.save(content)
+    one_bytes = len(msgspec.json.encode(spec(count))) + 1
+    assert max(sizes) <= namespaces.NAMESPACES_PART * one_bytes + 1
+    assert msgspec.json.decode((tmp_path / "names.json").read_bytes(), type=list[NamespaceSpec]) == content
+    assert [n.spec for n in NamespaceRegistry(tmp_path / "names.json")] == [spec(n) for n in range(count)]
+
+
+def test_names_that_could_not_be_saved_are_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that was full for a while: nobody is told that a restart knows them, until it does."""
+    registry, io = NamespaceRegistry(tmp_path / "names.json"), SteppedIo()
+    registry.register(spec(1))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(namespaces, "replace_in_parts", full)
+        for now_s in range(3):
+            registry.keep(io, float(now_s))
+            io.run()
+            assert not registry.is_saved
+    registry.keep(io, namespaces.NAMESPACES_RETRY_S)
+    io.run()
+    assert registry.is_saved
+    assert [n.spec for n in NamespaceRegistry(tmp_path / "names.json")] == [spec(1)]
 
 
 def test_a_damaged_file_loses_names_only(tmp_path: Path) -> None:

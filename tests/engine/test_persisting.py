@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.constants import PERSIST_JOBS_MAX
+from kvstore.constants import DAY_S, PERSIST_JOBS_MAX
 from kvstore.durable.demand import DEMAND_SET_PLACES, Demand, name_of
 from kvstore.durable.persister import PERSIST_DELAY_S, PERSIST_LOOKS_MAX, Life, Persisting
+from kvstore.durable.worth import LONGEST_S, Cost, Prices, Seen, Worth
 from kvstore.durable.worth import Block as Weight
-from kvstore.durable.worth import Cost, Prices, Seen, Worth
 from kvstore.engine.engine import Engine
 from kvstore.index.block import Namespace
 from kvstore.index.namespaces import NamespaceRegistry
@@ -283,6 +283,25 @@ def test_blocks_that_come_after_their_lookup_are_waited_for(node: Node) -> None:
     assert node.engine.counters.persist_given_up == 1
 
 
+def test_what_never_comes_holds_up_nothing_else(node: Node) -> None:
+    """A prompt that an engine asked for and never stored is waited for longer and longer; the others are persisted meanwhile as ever, in
+    their order, and each look is at a few."""
+    for number in range(40):
+        for _ in range(2):
+            node.ask(prompt(1000 + 2 * number, 1001 + 2 * number))
+    for _ in range(20):
+        node.persist(PERSIST_DELAY_S / 2)
+    assert node.engine.persister is not None and node.engine.persister.candidates == 40
+    good = [prompt(2 * number, 2 * number + 1) for number in range(8)]
+    for asked in (*good, *good):
+        node.serve(asked)
+    node.persist(PERSIST_DELAY_S)
+    for _ in range(4):
+        node.persist(0.1)
+    assert [node.durable(asked) for asked in good] == [2] * 8
+    assert [pack.hashes for pack in node.bucket.packs] == good
+
+
 def test_demand_is_counted_at_a_stop(node: Node) -> None:
     """What was asked for while the bucket was away counts, and nothing is begun."""
     node.bucket.is_open = False
@@ -338,6 +357,22 @@ def test_blocks_under_a_ttl_are_not_persisted(node: Node) -> None:
         node.serve(prompt(0, 1))
     node.persist()
     assert not node.bucket.durable
+
+
+@pytest.mark.parametrize("is_read", [False, True], ids=["waits", "is being read"])
+def test_a_ttl_that_is_set_meanwhile_counts(node: Node, is_read: bool) -> None:
+    """What waits to be persisted, or is being read for it, when it gets a TTL does not get into the bucket; nothing stays pinned."""
+    for _ in range(2):
+        node.serve(prompt(0, 1))
+    persister = node.engine.persister
+    assert persister is not None
+    persister.step()
+    node.now_s += PERSIST_DELAY_S if is_read else 0.0
+    persister.step()
+    assert (len(persister.pinned()), persister.candidates) == (2 * is_read, 1)
+    node.engine.blocks.expiry.set_ttl(SPACE.digest, 3600.0, 0.0)
+    node.persist()
+    assert not node.bucket.durable and persister.candidates == 0 and not persister.pinned()
 
 
 def test_serving_goes_first(tmp_path: Path) -> None:
@@ -459,3 +494,18 @@ def test_cost_is_the_formula_of_the_docs() -> None:
     assert rule.keep_s(8.0, 2.0) == 2 * 21600
     assert rule.least(Weight(5 << 20, 0.0, 8)) == math.inf  # nobody knows what it saves
     assert Cost(Prices(0.0, 0.023, 5.0, 0.0, 0.1), 21600.0, 16 << 20).least(weight) == math.inf
+
+
+@pytest.mark.parametrize("put_price", [0.0, 5e-324, 1e-300, 1e-9])
+def test_nothing_is_kept_for_longer_than_a_second_can_be_counted(tmp_path: Path, put_price: float) -> None:
+    """Where storage costs next to nothing, and a half life is a year, a prompt is persisted, for ten years, however often it is asked for."""
+    node = Node(tmp_path / "arena", Cost(Prices(1e6, 0.0, put_price, 0.0, 1.0), 365 * DAY_S, MIB))
+    node.now_s = 1.8e9
+    assert node.engine.persister is not None
+    node.engine.persister._prefill_rate = lambda namespace: 1.0
+    for _ in range(60):
+        node.serve(prompt(0, 1))
+        node.persist()
+    assert node.durable(prompt(0, 1)) == 2
+    assert max(node.bucket.kept_until_s.values()) - node.now_s <= LONGEST_S
+    node.close()

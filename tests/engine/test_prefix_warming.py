@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from kvstore.engine import prefix_warming
+from kvstore.engine.engine import Engine
 from kvstore.engine.prefix_warming import PrefixWarming, chain_steps
 from kvstore.errors import NotFound
 from kvstore.index import namespaces as namespaces_module
 from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_DRAM
+from kvstore.residency.levels import Drive
 from kvstore.steps import finish
+from tests.engine.fakes import FaultyDevice, SteppedIo, granted
 from tests.engine.test_warming import SIZE, SPACE, Node, make, name
+from tiers.checksum import digest
+from tiers.dram.arena import open_arena
 from tiers.namespace_spec import NamespaceSpec
+
+MIB = 1 << 20
 
 __all__ = ["make"]  # a fixture; it ends with a check of the books
 
@@ -100,3 +108,25 @@ def test_a_chain_whose_blocks_leave_is_none(
         assert block is not None and node.engine.blocks.drop(block, outcomes.CLEARED)
     assert finish(steps) == []
     assert finish(chain_steps(last)) == [], "it was looked up before, and has left since"
+
+
+def test_records_that_no_slab_holds_any_more_are_not_loaded(tmp_path: Path) -> None:
+    """NVMe has them from when `dram.slab_bytes` was larger: that they do not come is told, and nothing is left under way."""
+    nvme, spec = FaultyDevice(4), NamespaceSpec(b"l" * 16, 3 * MIB, 8, 16)
+    for slab_bytes in (4 * MIB, 2 * MIB):
+        arena, io = open_arena(tmp_path / f"{slab_bytes}", 16 * MIB, slab_bytes), SteppedIo()
+        engine = Engine(arena, [Drive(nvme, io)], namespaces_module.NamespaceRegistry(), io)
+        engine.adopt()
+        io.run()
+        if slab_bytes > spec.record_bytes:
+            session, space = engine.open_session(0), engine.register(spec)
+            answer = engine.reserve(session, space, name(0) + name(1), b"")
+            views = [arena.mapping[slot.offset : slot.offset + spec.record_bytes] for slot in granted(answer)]
+            engine.commit(session, answer.lease, [0, 1], b"".join(map(digest, views)))
+            io.run()
+        else:
+            told = finish(PrefixWarming(engine, "", name(1), engine.clock).go_on())
+            assert (told["failed"], told["under_way"], told["is_over"]) == (2, 0, True)
+            engine.tick()
+        assert engine.loader.underway == 0 and engine.check() == []
+        arena.close(unlink=True)

@@ -118,7 +118,9 @@ class Node:
             getattr(self.engine.retention, name)(*arguments, lambda error, rules: answers.append(error))
         except RequestError as error:
             return error
-        self.io.run()
+        while not answers:
+            self.engine.blocks.background.step()
+            self.io.run()
         return answers[0]
 
     def pin(self, name: str, space: int = 0, is_set: bool = True) -> RequestError | None:
@@ -182,6 +184,53 @@ def flood(node: Node, count: int = 40, space: int = 1) -> None:
 
 
 # -- pins --
+
+
+def test_the_quota_of_the_unnamed_tenant_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of which only a tier is left, whoever's they are, are not under it; and of those of another tenant it displaces none
+    when that is known."""
+    node = Node()
+    names = ["a0", "a1", "a2", "a3", "a4"]
+    assert node.quota("", 2) is None
+    node.put(*names)
+    node.settle()
+    node.arena.close()
+    (node.directory / "namespaces.json").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "register", lambda *_: 0)  # no engine has come yet
+        node.start()
+    node.settle(10.0)
+    assert [len(namespace.blocks) for namespace in node.namespaces] == [5]
+    specs = [
+        NamespaceSpec(bytes([n + 1]) * 16, RECORD_BYTES, 8, 1, fields)
+        for n, fields in enumerate(({"tenant": "acme"}, {"model": "m"}))
+    ]
+    node.spaces = [node.engine.register(spec) for spec in specs]
+    node.put("x0", "x1", "x2", "x3", space=1)
+    node.settle(10.0)
+    assert (node.held(*names), node.held("x0", "x1", "x2", "x3", space=1)) == (5, 2)
+    assert node.engine.check() == []
+    node.close()
+
+
+def test_what_is_promoted_is_as_old_as_before() -> None:
+    """A TTL that is set after a block came back from NVMe, and lost its place there, counts from when it was stored."""
+    node = Node(nvme_slots=64, slabs=1)
+    node.put("a0")
+    node.settle(1.0)
+    node.put(*(f"x{number}" for number in range(8)))  # takes all of DRAM
+    node.settle(1000.0)
+    answers: list[Acquired] = []
+    node.engine.acquire(node.session, node.spaces[0], joined("a0"), answers.append)
+    node.settle()
+    block = node.space(0).blocks.get(joined("a0"))
+    assert block is not None and block.where & IN_DRAM and block.where & IN_NVME
+    node.engine.blocks.left_nvme(block)
+    node.engine.release(node.session, answers[0].lease)
+    assert node.ttl(500.0) is None
+    node.settle()
+    assert node.held("a0") == 0
+    node.close()
 
 
 def test_a_pinned_prefix_outlives_a_flood(node: Node) -> None:
@@ -551,6 +600,20 @@ def test_a_tenant_that_is_named_late_is_counted(node: Node) -> None:
     node.kill()
     used = dict(node.engine.blocks.quotas.tenants(9))
     assert used["acme"][IN_DRAM] == 3 * SLOT_BYTES
+    assert node.engine.check() == []
+
+
+def test_a_tenant_that_is_named_late_pays_for_nobody(node: Node) -> None:
+    """The quota of those without a tenant, whose blocks they were until then, displaces none of them any more."""
+    node.put(*chain("a", 3))
+    node.quota("", 4)
+    (node.directory / "namespaces.json").unlink(missing_ok=True)
+    node.kill()
+    node.spaces.append(node.engine.register(NamespaceSpec(bytes([9]) * 16, RECORD_BYTES, 8, 1, {})))
+    for number in range(8):
+        assert node.put(f"n{number}", space=3) == 1
+    assert (node.used("acme"), node.held(*chain("a", 3))) == (3, 3)
+    assert node.engine.blocks.quotas.holder("", "").used[IN_DRAM] == 4 * SLOT_BYTES
     assert node.engine.check() == []
 
 

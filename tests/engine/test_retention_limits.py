@@ -8,10 +8,11 @@ from kvstore.commands import retention_commands
 from kvstore.ledger.accounts import Asking
 from kvstore.protocol import outcomes
 from kvstore.protocol.frames import Acquired
-from kvstore.retention import expiry
+from kvstore.protocol.residency_bits import IN_DRAM
+from kvstore.retention import expiry, pins
 from kvstore.steps import finish
 from tests.engine.fakes import granted, held
-from tests.engine.test_retention import MIB, Node, chain, joined
+from tests.engine.test_retention import MIB, SLOT_BYTES, Node, chain, flood, joined
 from tiers.checksum import digest
 from tiers.namespace_spec import NamespaceSpec
 
@@ -99,4 +100,57 @@ def test_what_the_engine_has_itself_needs_no_room_in_a_quota() -> None:
     node.settle(1)
     assert node.engine.find(node.spaces[:1], joined(*names), Asking(local_tokens=5)).usable == 5
     assert node.engine.find(node.spaces[:1], joined(*names), Asking(local_tokens=12)).usable == 12
+    node.close()
+
+
+def test_what_waited_for_a_larger_share_is_guarded_at_once() -> None:
+    """`retention.pinned_share_max` is raised while a pinned prefix is beyond it: no new block has to come first."""
+    node = Node()
+    node.pin("a15")
+    node.put(*chain("a", 16))
+    node.engine.retention.set_share(0.75)
+    assert node.engine.blocks.guards.guarded_bytes[IN_DRAM] == 12 * SLOT_BYTES
+    flood(node)
+    assert node.held(*chain("a", 16)) == 12
+    node.close()
+
+
+def test_what_waited_is_guarded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share has room again, and a block that waits for it comes once more before its turn: its bytes count once."""
+    node = Node()
+    monkeypatch.setattr(pins, "PIN_STEP_BLOCKS", 1)
+    background = node.engine.blocks.background
+    node.pin("a09")
+    node.put(*chain("a", 10))
+    while background.step():
+        pass
+    node.engine.retention.set_share(0.75)
+    for block in list(node.space(0).blocks.values()):
+        node.engine.blocks.guards.came(block)
+    while background.step():
+        pass
+    assert node.engine.blocks.guards.guarded_bytes[IN_DRAM] == 10 * SLOT_BYTES
+    assert node.engine.check() == []
+    node.close()
+
+
+@pytest.mark.parametrize(("nvme_slots", "is_evicted"), [(0, False), (24, False), (24, True)])
+def test_what_was_stored_again_is_as_young_after_a_kill(nvme_slots: int, is_evicted: bool) -> None:
+    """Its rows say so, in DRAM and on NVMe: without that it would be over with the next start. So it would be by a row that is
+    left of it on NVMe from before."""
+    node = Node(nvme_slots)
+    node.ttl(60)
+    node.put(*chain("a", 3))
+    node.settle()
+    for block in list(node.space(0).blocks.values())[::-1] if is_evicted else ():
+        node.engine.blocks.left_nvme(block)
+    node.clock_s += 70
+    assert node.put(*chain("a", 3)) == 0, "held, and over"
+    node.settle(30)
+    node.kill()
+    assert node.held(*chain("a", 3)) == 3
+    node.settle(29)
+    assert node.held(*chain("a", 3)) == 3
+    node.settle(1)
+    assert node.held(*chain("a", 3)) == 0 and node.engine.check() == []
     node.close()

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from kvstore.commands import retention_commands
+from kvstore.commands.rule_names import one_namespace
 from kvstore.constants import TENANT_CHARS_MAX
 from kvstore.errors import LimitExceeded, RequestError
+from kvstore.index import forest
 from kvstore.protocol import frames
+from kvstore.protocol.residency_bits import IN_DRAM
 from kvstore.retention import rules
 from kvstore.retention.rules import (
     RULES_BYTES_MAX,
@@ -24,11 +27,13 @@ from kvstore.retention.rules import (
 )
 from kvstore.steps import finish
 from tests.engine.test_retention import RECORD_BYTES, Node
+from tests.engine.test_turns import Counted
 from tiers.namespace_spec import NamespaceSpec
 
 LETTERS = {"ascii": "t", "four bytes": "\U0001f600", "escaped": "\x01"}
 SINCE_S = 1_700_000_000.123456
 SIZE = (1 << 63) - 1
+RULES_LINES_MAX = 10_000  # of Python in one turn
 
 
 def tenant(number: int, letter: str) -> str:
@@ -123,6 +128,13 @@ def test_what_could_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pyte
     assert len(file.read().pins) == 1
 
 
+def test_no_piece_of_the_file_is_encoded_at_once_that_has_all_rules() -> None:
+    """While a piece is encoded the event loop waits, whoever encodes it: a rule is a line, and a piece has some hundreds."""
+    encoded = list(rules._encoded(most()))
+    assert max(piece.count(b"\n") for piece in encoded) <= rules.RULES_STEP
+    assert sum(piece.count(b"\n") for piece in encoded) > 3 * RULES_OF_A_KIND_MAX
+
+
 @pytest.mark.parametrize(
     "book",
     [
@@ -157,4 +169,43 @@ def test_commands_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     assert node.engine.retention.commands_waiting == 2
     node.io.run()
     assert answers == [None] * 3 and len(node.engine.retention.book.ttls) == 3
+    node.close()
+
+
+def test_rules_of_many_namespaces_are_many_turns() -> None:
+    """A prefix that a thousand namespaces hold is pinned, gets a TTL, and their tenant one; all of it is taken back: no turn grows with
+    how many there are, and the file has them all."""
+    node, turns, shared = Node(), Counted(), b"shared.."
+    node.engine.blocks.guards.limits[IN_DRAM] = 1 << 40
+    for number in range(1000):
+        spec = NamespaceSpec(number.to_bytes(16, "big"), RECORD_BYTES, 8, 1, {"tenant": "many"})
+        space = node.namespaces.get(node.engine.register(spec))
+        forest.arrived(space, shared, b"", IN_DRAM)
+    retention, background = node.engine.retention, node.engine.blocks.background
+
+    def command(name: str, *arguments: object) -> None:
+        answers: list[RequestError | None] = []
+        with turns.turn(f"{name} asked"):
+            getattr(retention, name)(*arguments, lambda error, rules: answers.append(error))
+        while not answers:
+            with turns.turn(f"{name} goes on"):
+                background.step()
+            with turns.turn(f"{name} is written"):
+                node.io.run()
+        assert answers == [None]
+
+    command("pin", "", shared, True)
+    command("ttl", "", shared, None, 60.0, True)
+    command("ttl", "", b"", "many", 60.0, True)
+    command("quota", "", "many", 1 << 40, None)
+    assert RuleFile(node.directory / "retention.json").read() == retention.book
+    assert (len(retention.book.pins), len(retention.book.ttls)) == (1000, 1001)
+    with turns.turn("namespace"):
+        assert one_namespace((999).to_bytes(16, "big").hex(), node.namespaces, retention.book)
+    command("ttl", "", b"", "many", None, False)
+    command("ttl", "", shared, None, None, False)
+    command("pin", "", shared, False)
+    command("quota", "", "many", None, None)
+    assert retention.book.rules() == []
+    assert {work: lines for work, lines in turns.most.items() if lines > RULES_LINES_MAX} == {}
     node.close()

@@ -11,14 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.constants import DAY_S
 from kvstore.durable.level import ObjectLevel
 from kvstore.durable.persister import Life
 from kvstore.durable.region_level import RegionLevel
+from kvstore.engine import windows
 from kvstore.engine.engine import Engine
+from kvstore.engine.windows import Asked
 from kvstore.index.block import Namespace
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.accounts import Asking
 from kvstore.movement.shared import Fetched, SharedLevel, SharedLimits, Wanted
+from kvstore.movement.sources import TOO_OLD_S
 from kvstore.protocol.frames import Acquired
 from kvstore.protocol.residency_bits import IN_DRAM, IN_SHARED
 from kvstore.steps import finish
@@ -389,6 +393,52 @@ def test_a_record_of_other_columns_is_not_what_was_asked_for(node: Node) -> None
     node.engine.acquire(node.session, node.space, hashes(0, 1), node.answers.append)
     node.timers.run(1.0)
     assert held(node.answers.pop()) == [None]
+
+
+@pytest.mark.parametrize("ttl_s", [None, 60.0])
+def test_a_record_of_the_future_is_of_now(node: Node, ttl_s: float | None) -> None:
+    """Whatever a bucket says, a record lives no longer than its TTL from its arrival on, and no clock goes by it."""
+    expiry, space = node.engine.blocks.expiry, node.engine.namespaces.get(node.space)
+    begun_s = int(expiry.now_s())
+    data = content(0)
+    record = Record(
+        SPACE.digest + name(0), b"", SIZE, digest(data, COLUMNS), begun_s + 10 * 365 * DAY_S, COLUMNS
+    )
+    node.level.put(record, data)
+    expiry.set_ttl(SPACE.digest, ttl_s, begun_s)
+    answer = node.acquire(0, 1)
+    node.engine.release(node.session, answer.lease)
+    block = space.blocks.get(name(0))
+    assert block is not None
+    assert begun_s <= node.arena.record(block.slot).stored_s <= expiry.now_s() < begun_s + DAY_S
+    node.timers.now_s += 61.0
+    assert expiry.over([block]) == ({block} if ttl_s else set())
+
+
+def test_what_came_too_old_is_not_promised_again(node: Node) -> None:
+    """Behind its TTL a block of a bucket is a miss once; then no lookup promises it, for an hour or until the TTL is another one."""
+    expiry = node.engine.blocks.expiry
+    data = content(0)
+    sums, stored_s = digest(data, COLUMNS), int(expiry.now_s()) - 100
+    node.level.put(Record(SPACE.digest + name(0), b"", SIZE, sums, stored_s, COLUMNS), data)
+    expiry.set_ttl(SPACE.digest, 60.0, 0.0)
+
+    def promised() -> tuple[int, int]:
+        groups = [(node.engine.namespaces.get(node.space), 16)]
+        asked = Asked(groups, hashes(0, 1), 16, 16, 16, 16, Asking())
+        return node.held(1), finish(windows.find_steps(node.engine, asked))[0]
+
+    assert promised() == (1, 16)
+    assert held(node.acquire(0, 1)) == [None]
+    assert promised() == (0, 0)
+    assert node.level.fetched == 1 and held(node.acquire(0, 1)) == [None] and node.level.fetched == 1
+    node.timers.now_s += TOO_OLD_S
+    assert promised() == (1, 16)
+    node.acquire(0, 1)
+    assert promised() == (0, 0)
+    expiry.set_ttl(SPACE.digest, 1e9, 0.0)
+    assert promised() == (1, 16)
+    assert held(node.acquire(0, 1)) != [None]
 
 
 def test_every_looked_up_token_is_accounted_for(node: Node) -> None:

@@ -30,7 +30,7 @@ from kvstore.steps import finish
 from replication.constants import NODE_INTERVAL_S, NODE_LOOK_S
 from replication.formats import nodes
 from replication.formats.mirror_state import MIRRORS, MirrorState, encode_state
-from replication.formats.nodes import NODES, TRAFFIC_HALF_LIFE_S, Condition, Trouble, read_nodes
+from replication.formats.nodes import NODES, TRAFFIC_HALF_LIFE_S, Condition, NodeErased, Trouble, read_nodes
 from replication.formats.orders import (
     ORDERS,
     PROGRESS,
@@ -42,9 +42,10 @@ from replication.formats.orders import (
     read_all_progress,
 )
 from replication.formats.region import init_region
+from replication.formats.tombstones import Tombstone, bury
 from replication.keeper.news_reader import SURE_S
 from replication.region.order_watch import ORDER_HEARTBEAT_S
-from replication.region.region_node import RegionNode
+from replication.region.region_node import SWEEP_STAGED_S, RegionNode
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted
 from tests.engine.shared_memory import SharedMemoryLevel
 from tests.engine.test_shared_levels import Timers
@@ -457,6 +458,41 @@ def test_other_problems_are_told_soon(tmp_path: Path) -> None:
     run(main())
 
 
+def test_the_latest_erasings_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more tombstones than a node tells of, those that were erased last, again or for the first time, however they are listed: somebody
+    may be waiting for them."""
+    monkeypatch.setattr("kvstore.durable.warming.NODE_ERASED_MAX", 4)
+
+    async def main() -> None:
+        region = Region(tmp_path)
+
+        async def erase(number: int, serial: int) -> str:
+            stone = Tombstone(tenant=f"gone {number}", watched_until_s=1 << 39, serial=serial)
+            return (await bury(region.objects, stone)).id
+
+        ids = [await erase(number, 1000 - number) for number in range(9)]
+        node = await region.join()
+
+        def erased(some: Sequence[Tombstone]) -> list[NodeErased]:
+            return [NodeErased(one.id, one.serial, 0, False) for one in some]
+
+        warming = Warming(node, region.warmer, region.loop.call_soon, region.clock, False, erased=erased)  # type: ignore[arg-type]
+        region.tasks = [asyncio.ensure_future(node.run()), asyncio.ensure_future(warming.run())]
+
+        async def told() -> set[str]:
+            [found] = (await read_nodes(region.objects)).read
+            return {one.tombstone for one in found.erased}
+
+        await asyncio.sleep(60)
+        assert await told() == set(ids[:4])
+        await erase(7, 2000)
+        await asyncio.sleep(60)
+        assert await told() == {*ids[:3], ids[7]}
+        await region.stop(node)
+
+    run(main())
+
+
 class Counting(FaultyObjects):
     """asked: requests by kind, of orders and of what nodes say: the rest is planned elsewhere."""
 
@@ -500,7 +536,8 @@ def test_looking_for_orders_costs_what_the_plan_says(tmp_path: Path) -> None:
         await asyncio.sleep(7200)
         spent = way.asked - before
         planned = warming()
-        looks = 1 / SURE_S  # this daemon keeps its region, too, and looks for what is new there for everybody
+        # This daemon keeps its region, too: it looks for what is new there, and for nodes that come back no more, for everybody.
+        looks = 1 / SURE_S + 1 / SWEEP_STAGED_S
         assert (spent["put"] + spent["list"]) / 7200 == pytest.approx(planned.puts + looks, rel=0.02)
         assert spent["get"] + spent["head"] == planned.gets == 0
         await region.stop(node)

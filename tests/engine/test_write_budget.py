@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from kvstore.protocol.frames import Acquired
 from kvstore.residency.levels import Drive
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted
+from tiers.base import Put
 from tiers.checksum import digest
 from tiers.dram.arena import open_arena
 from tiers.namespace_spec import NamespaceSpec
@@ -209,21 +211,51 @@ def test_what_is_used_again_is_offered_again(tmp_path: Path) -> None:
     node.arena.close(unlink=True)
 
 
-def test_what_is_never_written_costs_nothing(tmp_path: Path) -> None:
-    """While NVMe fails, blocks are let in and leave DRAM again: the budget is there when it works."""
+def test_failed_writes_are_spent(tmp_path: Path) -> None:
+    """A disk that fails may be worn by what it refuses to confirm: that counts, so it is not written to without end; what was not
+    tried costs nothing, and when the disk works and the budget lets it, blocks are written."""
     node = Places(tmp_path / "arena", 3)
+    tried, write = 0, node.device.write
+
+    def counted(items: Any) -> Any:
+        nonlocal tried
+        tried += len(items)
+        return write(items)
+
+    node.device.write = counted  # type: ignore[method-assign]
     node.device.fault_rate = 1.0
     for number in range(0, 40, 4):
         node.put(*range(number, number + 4))
-    assert node.engine.write_budget.spent_bytes == 0
+        node.now_s += 15
+        node.engine.tick()
+        node.io.run()
+    assert tried >= 3 and node.engine.write_budget.spent_bytes == tried * RECORD_BYTES
+    assert tried * RECORD_BYTES <= node.engine.write_budget.bytes_per_day
     node.device.fault_rate = 0.0
+    node.now_s += HOUR_S
     for _ in range(3):
         node.now_s += 15
         node.engine.tick()
         node.io.run()
-    node.put(91, 92, 93)
-    assert node.engine.counters.demoted == 3
-    assert node.engine.write_budget.spent_bytes == 3 * RECORD_BYTES
+    before = node.engine.counters.demoted
+    node.put(91, 92)
+    assert node.where(91, 92) == [3, 3] and node.engine.counters.demoted == before + 2
+    assert node.engine.write_budget.spent_bytes == tried * RECORD_BYTES
+    node.arena.close(unlink=True)
+
+
+def test_a_disk_without_room_spends_nothing(tmp_path: Path) -> None:
+    """Nothing was written to it."""
+    node = Places(tmp_path / "arena", 3)
+    write = node.device.write
+    node.device.write = lambda items: [Put.NO_ROOM] * len(items)  # type: ignore[method-assign]
+    node.put(1, 2, 3)
+    assert node.engine.counters.demote_failed == 3 and node.engine.write_budget.spent_bytes == 0
+    node.device.write = write  # type: ignore[method-assign]
+    node.now_s += 15
+    node.engine.tick()
+    node.io.run()
+    assert node.where(1, 2, 3) == [3, 3, 3] and node.engine.write_budget.spent_bytes == 3 * RECORD_BYTES
     node.arena.close(unlink=True)
 
 
@@ -242,7 +274,7 @@ def test_who_may_not_use_nvme_does_not_use_up_the_budget(tmp_path: Path) -> None
 
 
 def test_a_long_pause_is_not_followed_by_more_than_a_day(tmp_path: Path) -> None:
-    """Bytes are spent when they are written: what waited for two days counts in the day of its write."""
+    """Bytes are spent when they are written: what failed, and was written two days later, counts in the day of its write."""
     node = Places(tmp_path / "arena", 4)
     tier = node.device
     tier.fault_rate = 1.0
@@ -251,6 +283,7 @@ def test_a_long_pause_is_not_followed_by_more_than_a_day(tmp_path: Path) -> None
     node.engine.tick()
     node.io.run()
     tier.fault_rate = 0.0
+    node.use(1, 2, 3, 4)
     node.now_s += 100
     for _ in range(3):
         node.engine.tick()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,10 @@ class Daemons:
         self.booted_s = self.wall_s - random.Random(int(self.wall_s)).random() * 1e6
         self.io = SteppedIo()
         self.promised = 0
-        self.file = WriteBudgetFile(self.path, lambda: self.wall_s - self.booted_s, lambda: self.wall_s)
+        booted_s = self.booted_s
+        self.file = WriteBudgetFile(
+            self.path, lambda: self.wall_s - booted_s, lambda: self.wall_s, f"{booted_s}"
+        )
         self.write_budget: WriteBudget = self.file.open(self.budget_bytes)
 
     def stop(self) -> None:
@@ -177,6 +181,23 @@ def test_a_wall_clock_that_is_set_back_forgets_nothing(daemons: Daemons) -> None
     daemons.wall_s -= 10 * DAY_S
     daemons.start()
     assert daemons.write_budget.spent_bytes >= spent_bytes
+
+
+@pytest.mark.parametrize("set_s", [-3 * DAY_S, 3 * DAY_S])
+def test_a_wall_clock_that_is_set_gives_no_second_budget(tmp_path: Path, set_s: float) -> None:
+    """Started again in the same boot, a daemon goes by the clock that nobody sets."""
+    wall_s = 1_700_000_000.0
+    file = WriteBudgetFile(tmp_path / "budget.json", lambda: 500.0, lambda: wall_s, "this boot")
+    budget = file.open(BUDGET_BYTES)
+    budget.wrote(10 * BLOCK_BYTES, was_promised=False)
+    file.close(budget)
+    wall_s += set_s
+    for now_s, spent in ((600.0, 10), (600.0 + DAY_S + HOUR_S, 0)):
+        again = WriteBudgetFile(tmp_path / "budget.json", partial(float, now_s), lambda: wall_s, "this boot")
+        budget = again.open(BUDGET_BYTES)
+        budget.allowance_bytes(now_s)
+        assert budget.spent_bytes == spent * BLOCK_BYTES
+        again.close(budget)
 
 
 def test_without_a_budget_there_is_no_file(tmp_path: Path) -> None:

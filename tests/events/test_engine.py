@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ Told = set[tuple[bytes, int, bytes]]  # digest, tier, hash
 MIB = 1 << 20
 
 
-def apply(told: Told, changes: list[Change]) -> None:
+def apply(told: Told, changes: Iterable[Change]) -> None:
     """Each change is one: nothing comes that is there, nothing leaves that is not."""
     for change in changes:
         names = {(change.namespace.digest, change.bit, block_hash) for block_hash in change.hashes}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import msgspec
 import pytest
@@ -116,17 +117,20 @@ def test_a_short_gap_is_replayed_and_a_long_one_costs_everything() -> None:
     assert shelf.stream.kept_bytes <= 2000
 
 
-def test_a_full_journal_forgets_all_of_it_and_leaves_a_number_out() -> None:
-    """Beyond its limit nothing is kept in memory, and the stream shows that something is missing."""
+def test_a_full_journal_forgets_the_oldest_and_leaves_a_number_out() -> None:
+    """Beyond its limit nothing is kept in memory, and the stream shows that something is missing. What is published goes one by
+    one: all of it at once would hold up the engine's thread."""
     shelf = Shelf(waiting_max=10)
     follower = Follower(shelf)
     follower.catch_up()
     for block in range(25):
         shelf.come(0, block, IN_DRAM)
         assert shelf.journal.waiting <= 10
-    assert shelf.journal.lost == 20
-    before = shelf.stream.next
-    shelf.publish()
+    assert shelf.journal.lost == 15
+    before, taken = shelf.stream.next, shelf.journal.take()
+    assert taken is not None
+    shelf.stream.publish(taken)
+    assert not taken.changes and shelf.stream.stored == 10
     assert (shelf.stream.gaps, shelf.stream.next) == (1, before + 2)
     assert follower.mirror.wants is Wants.REPLAY
     follower.catch_up()
@@ -210,7 +214,7 @@ def test_numbers_that_are_kept() -> None:
     stream = Stream(Writer("int", lambda: 0.0), "", 1 << 20, 5, sent.append)
     assert (stream.kept_from(0), stream.kept_from(99)) == (5, 5)
     stream.beat()
-    stream.publish(journal.Taken([], True))
+    stream.publish(journal.Taken(deque(), True))
     stream.beat()
     assert [int.from_bytes(frames[1], "big") for frames in sent] == [5, 7]
     assert [stream.kept_from(n) for n in (0, 5, 6, 7, 8, 1 << 63)] == [5, 5, 7, 7, 8, 8]

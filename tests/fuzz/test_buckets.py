@@ -105,7 +105,7 @@ def _applied(packs: list[Announced]) -> None:
         [spot] = catalogue.find([header.spec.digest + header.hash_at(0)])
         assert spot is not None and announced.pack.ranges()
         assert 0 <= announced.stored_s < 1 << 32, "the arena has no room for more"
-    catalogue.outlived(2.0**39, 100)
+    list(catalogue.outlived(2.0**39))
     for announced in packs:
         catalogue.remove([removed(announced, Reason.OVER)])
 

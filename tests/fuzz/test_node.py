@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvstore.commands.erased_file import ErasedFile
+from kvstore.commands.uncleared import Uncleared
 from kvstore.daemon.config.config_sources import load
 from kvstore.daemon.config.regions_file import RegionsFileError, load_regions
 from kvstore.daemon.last_run import LastRun, Serving
@@ -81,6 +82,7 @@ FORMATS = [
     Format("write_budget.json", msgspec.json.encode(Ledger([(1.0, 5), (2.0, 6)], 7)), lambda p: WriteBudgetFile(p).open(1 << 30).spent_bytes),
     Format("demand.bin", DEMAND.snapshot(), lambda p: DemandFile(p, Demand(8)).open()),  # type: ignore[func-returns-value]
     Format("erased.bin", ERASED, ErasedFile),
+    Format("uncleared.json", b'{"format": 1, "disks": {"a disk": ["", "abcd"]}}', lambda p: Uncleared(p).names("a disk", b"n")),
     Format("kvstore.json", MARKER, lambda p: read_marker(p.parent), (OpenError,)),
 ]  # fmt: skip
 
@@ -146,6 +148,7 @@ def _values() -> list[Any]:
     requests = [
         frames.Register(digest, 4096, 16, 16, {"model": "m"}),
         frames.Lookup([0], b"h" * 32, 5),
+        frames.Windows([(0, 16)], b"h" * 32, 16, 16, 32, 32),
         frames.Reserve(0, b"h" * 32, b""),
         frames.Acquire(0, b"h" * 32, 0),
         frames.Release(1),

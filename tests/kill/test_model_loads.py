@@ -92,7 +92,9 @@ def test_a_load_into_dram_that_is_killed(place: Place, serve: Callable[..., Daem
     assert kvstore(*load).returncode == 0
     last_s = time.monotonic() - begun_s
     assert kvstore("model", "unload", "tiny", f"--socket={place.socket}").returncode == 0
-    for number in range(ROUNDS):
+    number = -1
+    while number < ROUNDS - 1 or not killed:  # each kill may come too late
+        number += 1
         if number % 2 != bool(Home(bucket.models).revisions()):
             verb = (
                 ["preload", "tiny", *bucket.words]
@@ -114,7 +116,7 @@ def test_a_load_into_dram_that_is_killed(place: Place, serve: Callable[..., Daem
         assert sum(done["by_source"].values()) <= done["bytes"] - ready_bytes + again_bytes + SLAB_BYTES
         assert seen_by_others(place, whole) >= done["bytes"]
         assert kvstore("model", "unload", "tiny", f"--socket={place.socket}").returncode == 0
-    assert killed and (partly or ROUNDS < 20), (killed, partly)
+    assert partly or ROUNDS < 20, killed
 
 
 def seen_by_others(place: Place, whole: dict[str, bytes]) -> int:
@@ -167,7 +169,9 @@ def test_ranks_that_are_killed_while_they_load(bucket: Bucket, preloads: Callabl
     whole, expected, before = contents(bucket.model), digest_of(tensors_of(bucket.model)), rings()
     plan = plan_of(Revision(bucket.model, bucket.manifest))
     killed = finished = 0
-    for number in range(ROUNDS):
+    number = -1
+    while number < ROUNDS - 1 or not killed:  # each kill may come too late
+        number += 1
         started = bucket.start()
         assert started.returncode == 0, started.stderr
         directory, count = Path(started.stdout.strip()), chance.choice((1, 2, 3))
@@ -200,7 +204,6 @@ def test_ranks_that_are_killed_while_they_load(bucket: Bucket, preloads: Callabl
         assert files_at(Home(bucket.models).find("tiny", "r1").path) == whole
         if number % 2:
             Home(bucket.models).evict("tiny", "r1")  # nobody uses it
-    assert killed
 
 
 def ranks(directory: Path, plan: Plan, count: int, pause_s: float) -> list[subprocess.Popen[str]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kvstore.client import Client
+from kvstore.commands.erased_file import ErasedFile
+from kvstore.units import format_bytes
 from tests.region.regions import arguments, chain, init, read, regions_file, space_of, status, store, until
 from tests.running import Daemon, Place, kvstore
 
@@ -68,11 +71,57 @@ def test_a_tenant_is_erased_everywhere(tmp_path: Path, serve: Serve) -> None:
         until(lambda: client.lookup([space_of(client, "acme")], prompts["acme"]) == 0)
 
 
+def test_a_node_that_cannot_put_it_down_says_so(tmp_path: Path, serve: Serve) -> None:
+    """Whoever waits waits on, and the daemon names it as a problem, until a start would know what is erased."""
+    file = regions_file(tmp_path, "na")
+    init(file, "na")
+    place = Place(tmp_path)
+    serve(place, *arguments(place, file, "na"))
+    erased = place.data_dir / "erased.bin"
+    (erased / "full").mkdir(parents=True)
+    with Client(str(place.socket), timeout_s=5.0) as client:
+        space = space_of(client, "acme")
+        store(client, space, chain("acme", 4))
+
+        def told() -> list[str]:
+            return [one["subject"] for one in client.status()["problems"] if one["kind"] == "unsaved"]
+
+        words = (
+            "region",
+            "erase",
+            "--yes",
+            "--force",
+            "--tenant",
+            "acme",
+            "--regions",
+            file,
+            "-o",
+            "json",
+            "--wait",
+        )
+        until(lambda: len(nodes_of(file)) == 1)
+        said = kvstore(*words, "15s")  # a node says that it is done after a few
+        assert (
+            said.returncode == 1 and "has not erased it yet" in json.loads(said.stdout)["regions"][0]["state"]
+        )
+        until(lambda: told() == ["erased"])
+        assert client.lookup([space], chain("acme", 4)) == 0
+        shutil.rmtree(erased)
+        assert kvstore(*words).returncode == 0
+        until(lambda: told() == [])
+        assert ErasedFile(erased).known.keys()
+
+
+def nodes_of(file: Path) -> list[Any]:
+    told = kvstore("region", "nodes", "na", "--regions", file, "-o", "json").stdout
+    return list(json.loads(told)["nodes"])
+
+
 def test_what_is_wrong_is_told_in_one_line(tmp_path: Path) -> None:
     """No subject, no digest, no hash, no region: exit code 2; a bucket that is no region: 1; nothing is written."""
     file = regions_file(tmp_path, "na")
     for words, said in (
-        ((), "--tenant or --namespace is required"),
+        ((), "--tenant NAME or --namespace is required"),
         (("--namespace", "abc"), "32 hex digits"),
         (("--tenant", "a", "--prefix", "xyz"), "not a block hash"),
         (("--tenant", "a", "--region", "eu"), "known are na"),
@@ -161,6 +210,8 @@ def test_whoever_is_erased_is_known_and_can_be_taken_back(tmp_path: Path, serve:
     would = erase("--tenant", "acme", "--dry-run")
     (row,) = would["regions"]
     assert would["dry_run"] and (row["state"], row["packs"]) == ("ready", 1) and row["bytes"] > 1024
+    words = ("region", "erase", "--tenant", "acme", "--dry-run", "--regions", file, "--socket", place.socket)
+    assert f"  {format_bytes(row['bytes'])}\n" in kvstore(*words).stdout
     assert erase("--ls")["tombstones"] == []
     erased = erase("--tenant", "acme", "--yes")["tombstone"]
     assert erased == would["tombstone"]

@@ -44,7 +44,7 @@ from tiers.namespace_spec import NamespaceSpec
 from tiers.packs.pack_io import put_pack
 from tiers.packs.packs import PACKS, PackHeader
 
-ROUNDS = int(os.environ.get("ROUNDS", "4"))
+ROUNDS = int(os.environ.get("ROUNDS", "2"))
 RULES = '[[rules]]\nfrom = ["na"]\nto = ["eu"]'
 SPEC = NamespaceSpec(b"tests of mirrors", 4096, 16, 16, {"model": "a model", "tenant": ""})
 
@@ -212,6 +212,8 @@ def test_what_does_not_answer_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     init(file, "na", "eu")
     code, pair = told(file)
     assert (code, pair["state"], pair["heartbeat_age_s"]) == (1, "never ran", None)
+    assert pair["segments_behind"] is None and "pending" not in pair  # nobody knows
+    assert "0 B" not in kvstore("region", "status", "--regions", file).stdout
     place = f'url = "file://{tmp_path / "eu"}"'
     file.write_text(
         file.read_text().replace(

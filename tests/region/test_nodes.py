@@ -81,7 +81,7 @@ def test_a_daemon_is_seen_from_its_bucket(place: Place, serve: Callable[..., Dae
 
 def test_a_region_that_is_away_hides_no_other(tmp_path: Path) -> None:
     """Of several regions the bucket of one is away, or is none: what the others have is shown, and the exit code says which it
-    was; so do the list of regions, and the status of those that have no mirror."""
+    was; so do the list of regions, the status of those that have no mirror, and what is erased or would be."""
     file = regions_file(tmp_path, "na", "eu")
     init(file, "na", "eu")
     objects = load_regions(file).regions["na"].open()
@@ -109,6 +109,10 @@ def test_a_region_that_is_away_hides_no_other(tmp_path: Path) -> None:
         done = kvstore("region", "status", "--regions", file, "-o", "json")
         told = json.loads(done.stdout)
         assert told["away"] == (["eu"] if expected == 4 else [])
+        for words in (("--ls",), ("--tenant", "a", "--dry-run", "--force")):
+            erased = kvstore("region", "erase", *words, "--regions", file, "-o", "json")
+            document = json.loads(erased.stdout)
+            assert (erased.returncode, document["away"]) == (expected, ["eu"] if expected == 4 else [])
         na, eu = told["keepers"]
         assert (done.returncode, "problem" in na, says in eu["problem"]) == (expected, False, True)
 

@@ -10,9 +10,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from kvstore.daemon.config.regions_file import load_regions
+from kvstore.tools.cli import main
 from replication.feed.feed import FeedWriter
 from replication.formats.announced import Announced
 from replication.formats.segment import segment_name
@@ -22,6 +24,8 @@ from tests.region.regions import S3_KEYS, STORES, init, regions_file
 from tests.replication.audited import SPECS, Made, make
 from tests.running import kvstore
 from tiers.bucket.objects import Objects
+from tiers.errors import ObjectUnavailable
+from tiers.packs.packs import describe
 
 T = TypeVar("T")
 WRITER = "a" * 16
@@ -209,6 +213,49 @@ def test_what_was_repaired_before_a_failure_is_told(tmp_path: Path, away: str, c
     done = kvstore("region", "verify", *words, "--regions", file)
     assert (done.returncode, done.stderr) == (code, "") and "not all was looked at: " in done.stdout
     assert done.stdout.endswith("\nno problem so far\n")
+
+
+def test_what_was_repaired_before_the_audit_failed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bucket is away when models are looked at: what was repaired of packs is told, and why it ended; a gap over which no snapshot leads
+    by then is not said to be repaired."""
+    file = regions_file(tmp_path, "na")
+    init(file, "na")
+    put(file, damaged := make("a"), make("b"))
+    replace(file, damaged.pack.name, flip(damaged.content, 8 * 20))
+    replace(file, segment_name(WRITER, 1), None)
+    make_old(file)
+
+    async def fails(*of: Any) -> None:
+        raise ObjectUnavailable("na: no answer")
+
+    monkeypatch.setattr("replication.audit.model_audit.ModelAudit.run", fails)
+    code = main(["region", "verify", "na", "--repair", "--regions", str(file), "-o", "json"])
+    facts = json.loads(capsys.readouterr().out)
+    assert (code, facts["ok"], facts["problem"], facts["packs"]) == (4, False, "na: no answer", 2)
+    repaired = {one["kind"]: bool(one["repaired"]) for one in facts["findings"]}
+    assert not repaired.pop("gap") and repaired and all(repaired.values()), facts
+    assert facts["repaired"] == len(facts["findings"]) - 1
+
+
+def test_a_pack_that_this_version_cannot_read_is_not_read(tmp_path: Path) -> None:
+    """A codec of a later version: it is named, neither damaged nor among those that were read, and stays."""
+    file = regions_file(tmp_path, "na")
+    init(file, "na")
+    header = msgspec.structs.replace(
+        make("a").pack.header, codec="later", sizes=(8,) * make("a").pack.header.count
+    )
+    pack, first = describe(header)
+    strange = Made(pack, first + bytes(8 * header.count), None)
+    put(file, make("b"), strange)
+    code, facts = verify(file, "--deep", "--repair")
+    assert (code, facts["read_packs"], facts["unread_packs"], facts["damaged_packs"]) == (1, 1, 1, 0)
+    (finding,) = facts["findings"]
+    assert finding["pack"] == strange.pack.name and finding["reason"].startswith(
+        "could not be read by this version"
+    )
+    assert strange.pack.name in everything(file)
 
 
 def test_wrong_words_are_one_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -11,12 +12,14 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
 
 from kvstore import remote
 from kvstore.errors import KvstoreError
 from kvstore.remote import Namespace, NodeError, OperationState, Run, Selector
-from kvstore.remote.places import ATTEMPTS_MAX, METHODS, NOT_REPEATED
+from kvstore.remote.places import ATTEMPTS_MAX, METHODS, NOT_REPEATED, service_config
+from kvstore.tools.rpc.calls import snake
 from kvstore.v1 import cache_pb2, models_pb2, nodes_pb2, reports_pb2, types_pb2
 from tests.remote.servicer import Asked, Servicer, ended, serving
 
@@ -101,8 +104,13 @@ def test_what_may_be_repeated_is(node: Asked, servicer: Servicer) -> None:
     with pytest.raises(remote.Unreachable, match=r"127\.0\.0\.1:\d+: no"):
         node.change_setting("log.level", "debug")
     assert servicer.calls[3:] == ["NodeService/ChangeSetting"]
+    taking = {"Erase", "UnloadModel", "EvictModel", "CancelWarming", "CancelErasure"}
+    assert taking < NOT_REPEATED  # the second time there is nothing any more, and that is what it would say
     assert ATTEMPTS_MAX == 5  # more gRPC does not do
     assert {name.partition("/")[2] for name in METHODS} > NOT_REPEATED
+    (policy,) = json.loads(service_config())["methodConfig"]
+    streams = {method.name for method in METHODS.values() if method.server_streaming}
+    assert not streams & {one["method"] for one in policy["name"]}  # a killed node would be waited for
 
 
 def test_every_call_has_a_deadline(node: Asked, servicer: Servicer) -> None:
@@ -216,6 +224,38 @@ def test_a_token_is_read_again(kind: str, servicer: Servicer, tmp_path: Path) ->
         node.close()
     assert servicer.tokens == ["Bearer first", "Bearer second"]
     assert len(servicer.calls) == 2
+
+
+def test_what_a_command_of_the_node_answers_has_time(node: Asked, servicer: Servicer) -> None:
+    """It goes to a bucket, which may hang for longer than most calls have: what is said of the others would be lost."""
+    commands = {m.name: m.output_type for m in METHODS.values() if m.containing_service.name in ("ModelService", "RegionService")}  # fmt: skip
+    begun = {name for name, kind in commands.items() if "operation" in kind.fields_by_name}
+    left_s: list[float] = []
+    for name in commands.keys() - begun - {"UnloadModel"}:  # that asks the daemon
+
+        def answer(request: Any, context: grpc.ServicerContext, kind: Any = commands[name]) -> Any:
+            left_s.append(context.time_remaining())
+            return GetMessageClass(kind)(**dict.fromkeys(kind.fields_by_name, "{}"))
+
+        servicer.answers[next(method for method in METHODS if method.endswith(f"/{name}"))] = answer
+        timed = node.node.within(None)
+        node.of(getattr(timed, snake(name)))
+    assert len(left_s) == len(commands) - len(begun) - 1 and min(left_s) > 60
+
+
+def test_a_watch_that_brings_nothing_is_over_at_its_deadline(node: Asked, servicer: Servicer) -> None:
+    """A node whose daemon hangs has nothing to say: who watches hears so, and does not wait for ever."""
+    gone = threading.Event()
+
+    def nothing(request: Any, context: grpc.ServicerContext) -> Any:
+        context.add_callback(gone.set)
+        gone.wait(30)
+        yield from ()
+
+    servicer.answers["ReportService/WatchFigures"] = nothing
+    with pytest.raises(remote.DeadlinePassed):
+        node.of(lambda: node.node.within(0.3).watch_figures())
+    assert servicer.calls == ["ReportService/WatchFigures"]
 
 
 def _operation(state: int, **facts: Any) -> nodes_pb2.WatchOperationResponse:

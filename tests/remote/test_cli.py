@@ -122,6 +122,9 @@ def test_what_is_read_is_what_the_node_says(
     ("words", "method", "kind", "document"),
     [
         ("region ls", "ListRegions", regions_pb2.ListRegionsResponse, {"regions": [{"region": "eu", "url": "u", "state": "no answer"}]}),
+        ("region erase --tenant a --dry-run", "PlanErasure", regions_pb2.PlanErasureResponse, {"tombstone": "t", "prefix": "", "regions": [{"region": "eu", "state": "no answer"}]}),
+        ("region erase --ls", "ListErasures", regions_pb2.ListErasuresResponse, {"tombstones": [], "regions": [{"region": "eu", "state": "no answer"}]}),
+        ("region erase --cancel 00000000000000000000000000000000", "CancelErasure", regions_pb2.CancelErasureResponse, {"tombstone": "t", "prefix": "", "regions": [{"region": "eu", "state": "no answer"}]}),
         ("region status", "GetRegions", regions_pb2.GetRegionsResponse, {"mirrors": [{**PAIR, "state": "no answer"}], "keepers": []}),
     ],
 )  # fmt: skip

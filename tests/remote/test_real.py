@@ -100,7 +100,7 @@ def settled(served: Serving) -> bool:
 READ = [
     "retention", "config get", "config get log.level", "fsck", "report", "report --by minute", f"explain --prefix {HASHES[2].hex()}",
     "pin ffffffff", "config get no.such", "config set no.such 1", f"clear --prefix {HASHES[3].hex()} --dry-run", "explain --prefix eeeeeeee",
-    "ttl 1h --namespace eeeeeeee", "clear --namespace eeeeeeee --yes", "explain --tokens 1,2,3 --model nobody",
+    "ttl 1h --namespace eeeeeeee", "clear --namespace 0 --dry-run", "clear --namespace e --dry-run", "explain --tokens 1,2,3 --namespace 00", "clear --namespace eeeeeeee --yes", "explain --tokens 1,2,3 --model nobody",
 ]  # fmt: skip
 # What is done before, here and there, so that both find the same.
 CHANGED = {

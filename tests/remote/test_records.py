@@ -36,21 +36,14 @@ def node(request: pytest.FixtureRequest, store: Store) -> Iterator[Asked]:
 
 class Store(Servicer):
     """Get and Put of a dictionary. breaks: after so many answers a stream breaks, once for each number. most: that one Put
-    looks at; room: for so many."""
+    takes; room: for so many."""
 
     def __init__(self) -> None:
-        super().__init__(
-            CacheService__Get=self.get, CacheService__Put=self.put, CacheService__Lookup=self.lookup
-        )
+        super().__init__(CacheService__Get=self.get, CacheService__Put=self.put)
         self.held: dict[bytes, bytes] = {}
         self.breaks: list[int] = []
         self.parents: list[bytes] = []
         self.room = self.most = 1 << 30
-
-    def lookup(self, request: Any, context: grpc.ServicerContext) -> Any:
-        hashes = request.blocks.hashes
-        held = [hashes[at : at + 8] in self.held for at in range(0, len(hashes), 8)]
-        return cache_pb2.LookupResponse(held_blocks=[*held, False].index(False))
 
     def get(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         self.parents.append(request.parent)
@@ -78,9 +71,9 @@ class Store(Servicer):
         if self.breaks and self.breaks.pop(0) == 0:
             context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
         hashes = [start.hashes[at : at + 8] for at in range(0, len(start.hashes), 8)]
-        missing = [index for index, one in enumerate(hashes[: self.most]) if one not in self.held]
-        wanted = missing[: self.room - len(self.held)]
-        is_full = len(wanted) < len(missing) or self.most < len(hashes)
+        missing = [index for index, one in enumerate(hashes) if one not in self.held]
+        wanted = missing[: min(self.most, self.room - len(self.held))]
+        is_full = len(wanted) < len(missing)
         yield cache_pb2.PutResponse(wanted=cache_pb2.PutResponse.Wanted(indexes=wanted, full=is_full))
         came: dict[int, bytes] = {}
         checksums: dict[int, bytes] = {}
@@ -117,7 +110,8 @@ def test_records_come_back_as_they_were_stored(node: Asked, store: Store) -> Non
     assert node.put_records(SPACE, HASHES[3:], RECORDS[3:], parent=HASHES[2]) == Stored(1, (), True)
     assert store.parents[-2:] == [HASHES[2], HASHES[3]]
     store.room, store.most = 5, 2
-    assert node.put_records(SPACE, HASHES, RECORDS) == Stored(1, (), False)
+    del store.held[HASHES[1]], store.held[HASHES[2]]
+    assert node.put_records(SPACE, HASHES, RECORDS) == Stored(3, (), False)
     assert had(node) == list(enumerate(RECORDS))
 
 

@@ -82,6 +82,25 @@ def test_a_new_certificate_is_used_without_a_failed_request(served: Serving, fil
     node.close()
 
 
+def test_files_that_do_not_fit_are_named(served: Serving, files: Files) -> None:
+    """And are no node that does not answer: at the first call; later, as between two files that are replaced, those before count."""
+    ours = files.client("operator")
+    with Node(served.target, **ours) as node:
+        assert node.caller().name == "operator"
+        swapped = {**ours, "certificate": ours["key"], "key": ours["certificate"]}
+        other = files.authority.signed(["viewer"])[1]
+        ours["key"].write_bytes(other)
+        for wrong, says in (
+            (ours, "not the key of"),
+            (swapped, "not PEM that can be used"),
+            ({"ca": ours["key"]}, "not certificates in PEM"),
+        ):
+            with Node(served.target, **wrong) as new, pytest.raises(remote.BadRequest, match=says):
+                new.caller()
+        node._lines._looked_s = 0.0  # looks at its files with the next call
+        assert node.caller().name == "operator"
+
+
 def test_who_is_not_known_does_not_get_in(
     served: Serving, files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,6 +88,19 @@ def test_a_request_is_recorded_once_however_often_it_is_asked_for(clock: Clock, 
     assert len(kept.take().requests) == 2
 
 
+def test_a_block_takes_what_it_does_in_all_groups(kept: Recording) -> None:
+    """Of a hybrid model a block of the first group takes half a block of one with twice the tokens: as soon as one request has hit,
+    and was asked for there, also of those that miss."""
+    small, large = space_of(), Namespace(2, NamespaceSpec(b"d" * 16, 65536, HASH_BYTES, 2 * BLOCK_TOKENS))
+    kept.asked(asking("abc", 1), [small])
+    kept.asked(asking("ab", 1, more=True), [large])
+    kept.asked(asking("abc", 1), [small])
+    kept.asked(asking("ab", 1, more=True), [large])
+    kept.asked(asking("xyz", 2), [small])
+    sizes = [one.block_bytes for one in kept.take().requests]
+    assert sizes == [small.slot_bytes, small.slot_bytes + large.slot_bytes // 2]
+
+
 def test_lengths_are_exact_and_output_is_whole_blocks(
     clock: Clock, kept: Recording, recorder: Recorder, tmp_path: Path
 ) -> None:
@@ -255,7 +268,7 @@ def test_after_a_restart_of_the_daemon_numbers_and_time_go_on(
 def test_a_full_disk_leaves_whole_lines(
     clock: Clock, kept: Recording, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not fit any more is taken back to the last whole line."""
+    """What does not fit any more is taken back to the last whole line, and a later one follows it without a hole."""
     kept.asked(asking("ab"), [space_of()])
     recorder.take(kept.take(), clock.now_s)
     whole = (tmp_path / "t.jsonl").read_bytes()
@@ -274,6 +287,9 @@ def test_a_full_disk_leaves_whole_lines(
         recorder.take(kept.take(), clock.now_s)
     assert (tmp_path / "t.jsonl").read_bytes() == whole
     assert recorder.file.size_bytes == len(whole)
+    room[0] = 1 << 20  # somebody has made room meanwhile
+    recorder.write(clock.now_s)
+    assert len(lines_of(tmp_path / "t.jsonl")) == 2
 
 
 def test_recording_a_lookup_is_cheap(kept: Recording) -> None:

@@ -80,6 +80,22 @@ def test_blocks_of_other_sizes_are_noticed_and_can_be_given(tmp_path: Path, bloc
     assert read([path], drop_tail=True, assumed=Assumed(block_tokens)).block_refs == 19
 
 
+@pytest.mark.parametrize("ids", [[], list(range(20))])
+def test_no_size_is_advised_that_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ids: list[int]
+) -> None:
+    """A line without blocks, and one that no other size fits better, are told without advice."""
+    path = write(tmp_path / "a.jsonl", (0, [1]), tokens=512)
+    with path.open("a") as file:
+        file.write(json.dumps({"timestamp": 1, "hash_ids": ids, "input_length": 8000}) + "\n")
+    assert main(["replay", str(path), "--policy", "lru"]) == 0
+    said = capsys.readouterr().err
+    assert (
+        "1 line with an input_length that does not fit its blocks" in said
+        and "try --block-tokens" not in said
+    )
+
+
 def test_seconds_can_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Timestamps are milliseconds unless somebody says so; what they were taken for is said."""
     path = write(tmp_path / "a.jsonl", (0, [1]), (60, [1, 2]), tokens=None)
@@ -108,7 +124,21 @@ def test_time_never_runs_backwards_and_files_share_no_blocks(tmp_path: Path) -> 
     assert trace.unique_blocks == 3
 
 
-@pytest.mark.parametrize("text", ["{", '{"timestamp": 1}', ""])
+LARGE = "1" + "0" * 400  # no float is so large
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '{"timestamp": 1}',
+        "",
+        *(
+            f'{{"timestamp": 1, "hash_ids": [1], "{name}": {LARGE}}}'
+            for name in ("input_length", "block_bytes")
+        ),
+    ],
+)
 def test_a_bad_trace_is_named(tmp_path: Path, text: str) -> None:
     """What cannot be read stops the replay with the file's name, and the line's where there is one."""
     path = tmp_path / "bad.jsonl"

@@ -30,13 +30,17 @@ def hash_of(name: object, hash_bytes: int = 32) -> bytes:
 
 
 def pack_of(
-    names: Sequence[object], spec: NamespaceSpec | None = None, stored_s: int = 0, origin: str = ""
+    names: Sequence[object],
+    spec: NamespaceSpec | None = None,
+    stored_s: int = 0,
+    origin: str = "",
+    parent: bytes = b"",
 ) -> Announced:
-    """A pack with a block for each name."""
+    """A pack with a block for each name, behind the block `parent`."""
     spec = spec or spec_of()
     hashes = b"".join(hash_of(name, spec.hash_bytes) for name in names)
     checksums = b"".join(digest(f"record {name}".encode()) for name in names)
-    return Announced(describe(PackHeader(spec, b"", hashes, checksums))[0], stored_s, origin)
+    return Announced(describe(PackHeader(spec, parent, hashes, checksums))[0], stored_s, origin)
 
 
 def keys_of(announced: Announced) -> list[bytes]:

@@ -53,6 +53,9 @@ class MemoryRows(Rows):
         self.content.clear()
         self._order.clear()
 
+    def reopen(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

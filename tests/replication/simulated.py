@@ -631,6 +631,8 @@ class Process:
         """What this process does not know yet as it should, of what is here; "" if it does."""
         if self.node is None:
             return "it has not joined"
+        if self.node._unannounced:
+            return "it has not announced all that it has put"
         catalogue = self.node.catalogue
         known = {**catalogue.retired, **catalogue.positions}
         if not _has_read(known, self.bucket.highest()):

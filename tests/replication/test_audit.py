@@ -15,17 +15,18 @@ import pytest
 
 from replication.audit.audit import AUDIT_AGAIN_S, Audit
 from replication.audit.auditing import AUDIT_LOOK_S, NodeHands
-from replication.audit.orphans import RESTORED_KEPT_S, Terms
+from replication.audit.orphans import RESTORED_KEPT_S, Orphans, Terms
 from replication.catalogue.catalogue import Catalogue
 from replication.errors import RegionError
 from replication.formats.region import open_region
 from replication.formats.segment import segment_name
 from replication.formats.tombstones import Tombstone, bury
 from replication.region.region_node import RegionNode
-from tests.objects import Faults
+from tests.objects import Faults, flip
 from tests.replication.audited import SPECS, STARTED_S, Made, Region, held, known, make, opened
 from tests.replication.kept import kept
 from tests.replication.virtual_loop import run
+from tiers.bucket.objects import ObjectInfo
 from tiers.errors import ObjectMissing
 
 SEEDS = int(os.environ.get("SEEDS", "6"))
@@ -254,6 +255,28 @@ def test_damaged_orphans_go_and_a_bad_way_harms_none() -> None:
         assert region.way.injected["flipped"] and region.stored() >= wanted
         region.way.faults = Faults()
         await until(lambda: region.stored() == wanted == set(known(node)))
+
+    tell(story)
+
+
+def test_a_damaged_orphan_that_is_put_again_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at it and its deletion somebody puts it anew, and is about to announce it."""
+
+    async def story(region: Region, node: RegionNode) -> None:
+        bad, looked = make("bad"), Orphans._is_damaged
+        await region.put(bad)
+        region.inner.stored[bad.pack.name] = flip(bad.content, 8 * 20)
+
+        async def looked_at(orphans: Orphans, info: ObjectInfo) -> bool:
+            is_damaged = await looked(orphans, info)
+            await region.put(bad)
+            return is_damaged
+
+        monkeypatch.setattr(Orphans, "_is_damaged", looked_at)
+        await asyncio.sleep(10)
+        assert node.auditing is not None
+        report = await node.auditing._audit.run(Terms(region.clock()))
+        assert (report.deleted, report.left) == (0, 1) and region.stored() == {bad.id}
 
     tell(story)
 

@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from replication.audit.audit import Report
+from replication.audit.orphans import Finding
 from replication.catalogue.catalogue import Catalogue
+from replication.formats.mirror_state import MIRRORS, MirrorState, encode_state
 from replication.formats.region import open_region
 from replication.formats.rules import Rule
 from replication.mirror.mirror import Joined, Mirror, elsewhere
+from replication.mirror.verify import Deep, Outside
 from replication.region.region_node import RegionNode
-from tests.objects import Faults
+from tests.objects import Faults, flip
 from tests.replication.audited import SPECS, Region, held, known, make, opened
 from tests.replication.virtual_loop import run
 from tiers.errors import ObjectUnavailable
@@ -96,6 +101,40 @@ def test_what_is_gone_is_copied_again() -> None:
     tell(story)
 
 
+@pytest.mark.parametrize("maker", ["home", "source", "a source that is gone"])
+def test_what_no_mirror_brings_leaves_no_hole(maker: str) -> None:
+    """A pack in the middle of a prefix is gone: what hangs on it goes, too, where it was made at home, so that it is persisted again, and
+    stays where the mirror copies it again."""
+
+    async def story(pair: Pair, node: RegionNode) -> None:
+        line = [make("root")]
+        for number in range(3):
+            line.append(make(number, line[-1]))
+        if maker == "source":
+            await pair.na.announce(*line)
+        else:
+            await pair.eu.put(*line)
+            origin = "apac" if maker == "a source that is gone" else ""
+            await pair.eu.writer.announce([replace(one.announced(), origin=origin) for one in line])
+        await asyncio.sleep(120)
+        assert held(node, line[-1]) == 8
+        await pair.eu.lose(line[1])
+        end_s = pair.eu.loop.time() + DAYS_S
+        assert node.auditing is not None
+        while not node.auditing.status()["missing_packs"]:
+            assert pair.eu.loop.time() < end_s, "not found"
+            await asyncio.sleep(5)
+        await asyncio.sleep(60)
+        assert held(node, line[-1]) == (8 if maker == "source" else 2)
+        assert len(known(node)) == (4 if maker == "source" else 1)
+        if maker == "home":  # somebody who has the blocks is asked for them
+            await pair.eu.announce(line[1])
+            await asyncio.sleep(2 * INTERVAL_S + 1000)
+            assert held(node, line[-1]) == 8
+
+    tell(story)
+
+
 def test_what_was_not_announced_keeps_its_origin() -> None:
     """Packs that lie at home unannounced: one that the source made and the rules copy is the mirror's; one that they do not copy
     keeps its origin; what nobody knows was made here."""
@@ -152,3 +191,41 @@ def test_a_gap_at_home_is_closed_by_the_mirror() -> None:
             assert set(known(one)) == {each.id for each in made} and not one.status()["feed_gaps"]
 
     tell(story)
+
+
+@pytest.mark.parametrize("fault", ["gone", "rotten"])
+@pytest.mark.parametrize("has_mirror", [False, True])
+def test_a_repair_from_outside_leaves_no_hole_of_what_was_made_here(fault: str, has_mirror: bool) -> None:
+    """Where a mirror copies into the region, too: it brings what is a copy, and nothing else."""
+
+    async def main() -> None:
+        home = Region(name="eu")
+        await home.begin()
+        line = [make("root")]
+        for number in range(3):
+            line.append(make(number, line[-1]))
+        copies = [make("copied root")]
+        copies += [make("copied", copies[0])]
+        await home.announce(*line)
+        await home.put(*copies)
+        await home.writer.announce([replace(one.announced(), origin="na") for one in copies])
+        if has_mirror:
+            await home.inner.put(MIRRORS + "na", encode_state(MirrorState(source="na")))
+        for one in (line[1], copies[0]):
+            if fault == "gone":
+                await home.lose(one)
+            else:
+                home.inner.stored[one.pack.name] = flip(one.content, 8 * len(one.content) - 9)
+        await asyncio.sleep(2 * INTERVAL_S)
+        outside = await Outside.open(home.inner, "acme", "eu", Path("outside"), 10.0, random.Random(1))
+        found: list[Finding] = []
+        await outside.follow(found.append, repairs=True)
+        await outside.audit(True, found.append, lambda *_: None, Report())
+        await outside.read(Deep(), True, found.append, lambda *_: None)
+        assert len(found) >= 2 and all(one.repaired for one in found)
+        node = await home.node("daemon")
+        await node.caught_up.wait()
+        assert held(node, line[-1]) == 2 and len(known(node)) == (2 if has_mirror else 1)
+        await home.end()
+
+    run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from replication.catalogue.catalogue import Catalogue, Counts
 from replication.catalogue.filter import Filter
 from replication.catalogue.rows import PREFIX_BYTES, RocksRows, Rows
-from replication.errors import CatalogueBusy, CatalogueDamaged
+from replication.errors import CatalogueBusy, CatalogueDamaged, CatalogueUnwritable
 from replication.formats.announced import Announced
 from replication.formats.segment import Segment
 from tests.replication.durable import forget, hash_of, keys_of, pack_of, random_pack, spec_of
@@ -123,7 +124,7 @@ class Model:
         packs = self.packs.values()
         now_s = chance.randrange(1100)
         over = [p for p in packs if 0 < p.kept_until_s < now_s]
-        found = catalogue.outlived(now_s + 0.5, 10_000)
+        found = [one for some in catalogue.outlived(now_s + 0.5) for one in some]
         assert sorted(p.pack.id for p in found) == sorted(p.pack.id for p in over)
         assert [p.kept_until_s for p in found] == sorted(p.kept_until_s for p in over)
         assert catalogue.counts == Counts(
@@ -346,6 +347,37 @@ def test_a_damaged_disk_costs_nothing_but_reading_again(tmp_path: Path, victim: 
     catalogue.add(Segment(W, catalogue.positions.get(W, 0) + 1, 0.0, [pack_of(["new"])]))
     assert catalogue.has(spec_of().digest, hash_of("new"))
     catalogue.close()
+
+
+def test_a_disk_that_takes_no_more_damages_nothing(tmp_path: Path) -> None:
+    """A catalogue that cannot be written has what was written, is read as before, and goes on where it was when it is opened again and
+    there is room; nothing is moved aside, also by who opens it meanwhile."""
+    path = tmp_path / "c"
+    catalogue = Catalogue.open(path, "here")
+    catalogue.add(said(1))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+        other = Segment(W, 2, 0.0, [pack_of(["other"], spec_of(1))])
+        for _ in range(2):
+            with pytest.raises(CatalogueUnwritable, match="File too large"):
+                catalogue.add(other)
+        with pytest.raises(CatalogueUnwritable):
+            catalogue.reopen()
+        assert catalogue.positions == {W: 1} and len(list(catalogue.chunks())) == 1
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        catalogue.reopen()
+        catalogue.add(other)
+        catalogue.close()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
+        with pytest.raises(CatalogueUnwritable):
+            Catalogue.open(path, "here")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    catalogue = Catalogue.open(path, "here")
+    assert [pack for chunk in catalogue.chunks() for pack in chunk] == [*said(1).entries, *other.entries]
+    catalogue.close()
+    assert [one.name for one in tmp_path.iterdir()] == ["c"]
 
 
 def test_a_row_that_cannot_be_read_is_never_the_end(tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from replication.deleting import REFUSED_MAX, delete_each
+from replication.deleting import REFUSED_MAX, delete_each, unchanged
 from replication.formats.orders import ORDERS, clear_over, put_order
 from replication.models.collecting import publishing
 from tests.fuzz.test_buckets import ORDER
+from tests.objects import MemoryObjects
 from tests.replication.simulated import SickObjects
 from tests.replication.test_manifests import manifest_of
+from tests.replication.virtual_loop import run
 from tiers.errors import ObjectRefused, ObjectUnavailable
 
 NAMES = [f"packs/{number:03}" for number in range(300)]
@@ -108,3 +110,20 @@ def test_who_may_put_and_not_delete_can_publish() -> None:
 
     asyncio.run(main())
     assert len(objects.stored) == 1
+
+
+def test_what_was_put_again_is_seen() -> None:
+    """By its time or its size; what is gone is as it was."""
+
+    async def main() -> None:
+        objects = MemoryObjects()
+        for name in "abcd":
+            await objects.put(name, b"x")
+        infos = [await objects.head(name) for name in "abcd"]
+        await asyncio.sleep(10)
+        await objects.put("b", b"x")
+        objects.stored["c"] = b"longer"
+        await objects.delete(["d"])
+        assert await unchanged(objects, infos) == ["a", "d"]
+
+    run(main())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -12,9 +12,12 @@ from replication.audit.auditing import AUDIT_LOOK_S
 from replication.catalogue.catalogue import Catalogue
 from replication.formats.doubts import DOUBTS
 from replication.formats.region import MARKER
+from replication.formats.removed import Reason, removed
 from replication.region.region_node import DOUBTS_INTERVAL_S, RegionNode
 from tests.replication.audited import Made, Region, held, known, make, opened
 from tests.replication.virtual_loop import run
+from tiers.base import Get
+from tiers.checksum import digest
 
 TOLD_S = DOUBTS_INTERVAL_S + AUDIT_LOOK_S + 30.0  # and looked at, and read by everybody
 
@@ -40,9 +43,9 @@ def tell(
     run(main())
 
 
-def doubt(node: RegionNode, *made: Made) -> None:
+async def doubt(node: RegionNode, *made: Made) -> None:
     for one in made:
-        node._doubt(one.pack, "gone")
+        await node._doubt(one.pack, "gone")
 
 
 def test_what_is_doubted_is_removed_where_it_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +61,7 @@ def test_what_is_doubted_is_removed_where_it_is_bad(monkeypatch: pytest.MonkeyPa
         await region.lose(stem)
         region.cut_off(cut)
         region.flip_header(rotten)
-        doubt(reader, stem, cut, rotten, well)
+        await doubt(reader, stem, cut, rotten, well)
         assert held(reader, leaf) == 2 and held(keeper, leaf) == 6
         await asyncio.sleep(TOLD_S)
         for node in (keeper, reader):
@@ -83,7 +86,7 @@ def test_a_place_that_is_not_the_place_removes_nothing(monkeypatch: pytest.Monke
         stays, gone = make("stays"), make("gone")
         await region.announce(stays, gone)
         await asyncio.sleep(60)
-        doubt(reader, stays, gone)
+        await doubt(reader, stays, gone)
         away = {one.pack.name: region.inner.stored.pop(one.pack.name) for one in (stays, gone)}
         marker = region.inner.stored.pop(MARKER)
         await asyncio.sleep(TOLD_S)
@@ -91,5 +94,45 @@ def test_a_place_that_is_not_the_place_removes_nothing(monkeypatch: pytest.Monke
         region.inner.stored |= {MARKER: marker, stays.pack.name: away[stays.pack.name]}
         await asyncio.sleep(TOLD_S)
         assert set(known(keeper)) == set(known(reader)) == {stays.id}
+
+    tell(monkeypatch, story)
+
+
+class Wanted(NamedTuple):
+    key: bytes
+    into: memoryview
+
+
+def test_who_is_promised_what_nobody_has_ends_prompts_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pack in the middle of a prefix was removed alone, as a mirror says of one that it brings again: who asks for it and gets nothing
+    holds what is before it, so that it is persisted from there on, and all of it from when it is known again. Nobody else's prompts end
+    there, and nothing is told to the keeper."""
+
+    async def story(region: Region, keeper: RegionNode, reader: RegionNode) -> None:
+        line, other = [make("root")], make("other")
+        for number in range(3):
+            line.append(make(number, line[-1]))
+        await region.announce(*line, other)
+        await asyncio.sleep(60)
+        [entry] = reader.catalogue.packs([line[1].id])
+        assert entry is not None
+        await region.writer.announce([], removed=[removed(entry, Reason.GONE)])
+        await asyncio.sleep(60)
+        assert held(reader, line[3]) == 8, "by halves"
+        spec = line[1].pack.header.spec
+        wanted = [
+            Wanted(spec.digest + block, memoryview(bytearray(spec.record_bytes)))
+            for one in line
+            for block in one.pack.header.each_hash()
+        ]
+        answers = [answer for answer, _ in await reader.fetch(wanted)]
+        assert answers == [Get.HIT] * 2 + [Get.MISS] * 2 + [Get.HIT] * 4
+        assert (held(reader, line[3]), held(reader, line[0]), held(reader, other)) == (2, 2, 2)
+        assert held(keeper, line[3]) == 8 and not reader.doubts.told and not reader.problems.all()
+        records = [memoryview(digest(f"0 {at}".encode()) * (spec.record_bytes // 16)) for at in range(2)]
+        assert await reader.persist(line[1].pack.header, records, 0, 0)
+        assert held(reader, line[3]) == 8, "it is expected"
+        await asyncio.sleep(60)
+        assert held(keeper, line[3]) == held(reader, line[3]) == 8 and line[1].id in known(keeper)
 
     tell(monkeypatch, story)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 
@@ -9,6 +10,8 @@ import pytest
 
 from replication.erasure.erased import Erased
 from replication.formats.tombstones import Tombstone, bury
+from replication.store_clock import StoreClock, over_by
+from replication.waits import passed_s
 from tests.objects import MemoryObjects
 from tests.replication.virtual_loop import run
 from tiers.namespace_spec import NamespaceSpec
@@ -60,3 +63,37 @@ def test_it_is_what_each_tombstone_says(seed: int) -> None:
             assert erased.forbids(spec, prompt) == (at is not None)
             end = len(blocks) if at is None else max(0, at)
             assert erased.end(spec, prompt, start, len(blocks)) == max(start, end)
+
+
+def test_nothing_is_over_while_nobody_knows_the_time() -> None:
+    """A machine's clock is a year ahead, and the store was not asked yet: what is read then erases, and forbids, until the time is known."""
+
+    async def main() -> None:
+        own_s = 365 * 24 * 3600.0
+        clock, objects = StoreClock(lambda: own_s), MemoryObjects()
+        over = await bury(objects, Tombstone(namespaces=(SPECS[0].digest,), watched_until_s=50))
+        live = await bury(objects, Tombstone(namespaces=(SPECS[1].digest,), watched_until_s=150))
+        erased = Erased(over_by(clock))
+        assert clock() == own_s and sorted(await erased.look(objects), key=lambda one: one.id) == sorted(
+            [over, live], key=lambda one: one.id
+        )
+        assert all(map(erased.forbids, SPECS[:2])) and not any(map(erased.forbids, SPECS[2:]))
+        clock.learn(100.0, passed_s(asyncio.get_running_loop()))
+        assert [*map(erased.forbids, SPECS)] == [False, True, False, False] and erased.tombstones == [live]
+
+    run(main())
+
+
+def test_thousands_of_tombstones_cost_only_what_they_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A namespace is held against those that name it, or its tenant, once, and against no other."""
+    asked: list[str] = []
+    names = Tombstone.names
+    monkeypatch.setattr(Tombstone, "names", lambda one, spec: asked.append(one.tenant) or names(one, spec))
+    others = [Tombstone(tenant=f"gone {number}", watched_until_s=9) for number in range(3000)]
+    of_tenant = Tombstone(tenant="a", watched_until_s=9, block_hash=b"xy")
+    of_both = Tombstone(tenant="a", namespaces=(SPECS[2].digest,), watched_until_s=9)
+    over = Tombstone(namespaces=(SPECS[1].digest,), watched_until_s=1)
+    erased = Erased(lambda: 1.0, [*others, of_tenant, of_both, over])
+    for _ in range(2):
+        assert [erased.naming(spec) for spec in SPECS] == [[of_tenant], [], [of_both, of_tenant], []]
+    assert sorted(asked) == ["", "a", "a", "a"]

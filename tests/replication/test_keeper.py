@@ -189,6 +189,18 @@ def test_a_mirror_that_is_dead_is_missed_by_daemons() -> None:
     run(main())
 
 
+def test_a_mirror_that_never_ran_is_missed_by_the_first_daemon() -> None:
+    """So is one that was never started, by a daemon that has kept the region since there is one, and so has read no news."""
+
+    async def main() -> None:
+        group = Group()
+        daemon = await group.add()
+        await group.watched(MINUTE_S)
+        assert daemon.holds and daemon.news.mirror_silent_s > MIRROR_SILENT_S
+
+    run(main())
+
+
 def test_who_was_stopped_holds_nothing_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process is stopped while it keeps, as by SIGSTOP or a machine's sleep: another one keeps by the time it goes on, and it
     knows, before it has asked anybody, that it does not any more. Its delete is refused, and it writes no news."""

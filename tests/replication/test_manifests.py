@@ -29,6 +29,7 @@ from replication.formats.manifests import (
     encode,
     manifest_name,
     named,
+    wrong_of_manifest,
     wrong_of_path,
     wrong_of_tree,
 )
@@ -93,6 +94,13 @@ def test_no_file_lies_outside_or_below_another(paths: tuple[str, ...]) -> None:
     """Wherever a manifest is unpacked, it writes inside, and each file has its place."""
     with pytest.raises(Damaged, match="path"):
         decode(encode(manifest_of({path: [b"x"] for path in paths})), "x")
+
+
+def test_folders_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that no file lies in count, and each once: what makes them has as many as files may be, and no more."""
+    monkeypatch.setattr("replication.formats.manifests.MANIFEST_FOLDERS_MAX", 3)
+    for paths, is_right in ((("a/b/f", "a/b/g", "a/c/f", "h"), True), (("a/b/c/d/f",), False)):
+        assert (wrong_of_manifest(manifest_of({path: [b"x"] for path in paths})) == "") == is_right
 
 
 def test_a_tree_of_any_depth_is_looked_at_once() -> None:
@@ -166,10 +174,13 @@ def largest(kind: str) -> bytes:
     return sealed(head + body)
 
 
-@pytest.mark.parametrize(("magic", "which"), [(b"KVMODEL3", "a newer"), (b"KVMODEL1", "an older")])
-def test_a_manifest_of_another_format_is_said_to_be_one(magic: bytes, which: str) -> None:
+@pytest.mark.parametrize(
+    ("magic", "says"),
+    [(b"KVMODEL3", "x: of a later version"), (b"KVMODEL1", "an older kvstore has written it")],
+)
+def test_a_manifest_of_another_format_is_said_to_be_one(magic: bytes, says: str) -> None:
     """Not damaged, but newer or older: what to do about it follows from that."""
-    with pytest.raises(Damaged, match=f"x: of format {magic!r}, known here is b'KVMODEL2': {which} kvstore"):
+    with pytest.raises(Damaged, match=says):
         decode(magic + encode(manifest_of(FILES))[8:], "x")
 
 

@@ -62,8 +62,8 @@ from tests.replication.virtual_loop import VirtualLoop, run
 from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.packs.packs import PACKS
 
-SEEDS = int(os.environ.get("SEEDS", "300"))
-CHUNKS = 5  # tests that share the seeds
+SEEDS = int(os.environ.get("SEEDS", "150"))
+CHUNKS = 2  # tests that share the seeds
 DAY_S = 86400.0
 CHAOS_S = 100.0  # of faults and kills
 CALM_S = 1200.0  # within which everything must be as it should

@@ -276,7 +276,7 @@ def test_verify_reads_chunks_and_brings_models_from_another_region(monkeypatch: 
                 await outside.follow(found.append, repairs)
                 follow.append(outside)
             at_home, there = follow
-            await at_home.audit(repairs, found.append, lambda *_: None)
+            await at_home.audit(repairs, found.append, lambda *_: None, Report())
             read = await at_home.read_models(Deep(), repairs, found.append, lambda *_: None)
             lacking = await at_home.lacking_models(there, rules, found.append, repairs)
             return found, {"chunks": read.chunks, "damaged": read.damaged, "lacking": lacking}

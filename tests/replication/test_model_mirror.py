@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from replication.erasure.removed_models import Removal, put_removal
+from replication.errors import ModelRemoved
 from replication.feed.announcing import announce_models
 from replication.feed.tail import POLL_INTERVAL_S
 from replication.formats.announced_models import AnnouncedModel
@@ -23,6 +24,7 @@ from replication.mirror.copying import COPY_BACKOFF_S_MAX, DAMAGED_BACKOFF_S_MAX
 from replication.mirror.pull import SWEEP_INTERVAL_S
 from replication.models.collecting import COLLECTING, Intent, Lock, encode_lock, intent_name
 from replication.models.copy_model import ModelCopy
+from replication.store_clock import StoreClock
 from tests.objects import flip
 from tests.replication.mirrored import SOON_S, Bucket, World, in_memory, pack, simulate
 from tests.replication.models import MadeModel, make_model, publish, put_model
@@ -333,6 +335,23 @@ def test_an_intent_that_outlived_its_manifest_is_removed() -> None:
         await copy.run()
         [left] = [name for name in world.eu.objects.stored if name.startswith(PUBLISHING)]
         assert left == intent_name(made.manifest, "another one")
+
+    simulate(main)
+
+
+def test_a_removal_is_in_force_while_nobody_knows_the_time() -> None:
+    """A mirror's clock is a year ahead and the store was not asked yet: nothing is copied that was removed."""
+
+    async def main(world: World) -> None:
+        made = make_model()
+        await publish(world.na.objects, made, clock=world.clock)
+        manifest, until_s = made.manifest, int(world.clock()) + 3600
+        await put_removal(world.eu.objects, Removal(manifest.model, manifest.revision, 1, "a test", until_s))
+        clock = StoreClock(lambda: world.clock() + 365 * 24 * 3600.0)
+        copy = ModelCopy(world.na.objects, world.eu.objects, made.announced, "a mirror", clock)
+        with pytest.raises(ModelRemoved):
+            await copy.run()
+        assert manifest.name not in world.eu.objects.stored
 
     simulate(main)
 

@@ -124,7 +124,10 @@ def test_a_source_that_is_away_stops_no_healing_at_home() -> None:
         mirror = await region.node("mirror", is_mirror=True)
         assert mirror.auditing is not None
         mirror.auditing.elsewhere = Elsewhere(
-            lambda: sources["are read"], lambda pack_id: "" if sources["are read"] else None, lambda: None
+            lambda: sources["are read"],
+            lambda pack_id: "" if sources["are read"] else None,
+            lambda announced: True,
+            lambda: None,
         )
         await asyncio.sleep(100)
         daemon = await region.node("daemon")

@@ -63,7 +63,7 @@ def written(content: bytes) -> Callable[[], MemoryObjects]:
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        (lambda: MemoryObjects(NAME), "bucket: no region yet, .*'eu' .*'acme'.*kvstore region init"),
+        (lambda: MemoryObjects(NAME), "bucket: no region is there, .*'eu' .*'acme'.*kvstore region init"),
         (lambda: made(deployment="other"), "bucket: is region 'eu' of deployment 'other', .*'eu' .*'acme'"),
         (lambda: made(region="us"), "bucket: is region 'us' of deployment 'acme', .*'eu' .*'acme'"),
         (written(b'{"format": 2, "zones": []}'), "bucket: a region of format 2, .*up to 1; .*'eu' .*'acme'"),

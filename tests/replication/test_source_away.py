@@ -180,3 +180,35 @@ def test_what_a_copy_hangs_on_lives_as_long_though_it_was_made_here() -> None:
         assert packs(world) == 0
 
     simulate(main)
+
+
+@pytest.mark.parametrize("is_sweeping", [False, True])
+def test_a_pack_that_cannot_be_copied_prolongs_no_life_of_what_can(is_sweeping: bool) -> None:
+    """One that is damaged at the source, met by a first sweep or heard of later: what was copied from there goes when its life is over, but for what
+    lives longer there, which a restarted mirror finds, too."""
+
+    async def main(world: World) -> None:
+        bad = pack("bad")
+        damaged = bad[0], flip(bad[1], len(bad[1]) - 3)
+        if is_sweeping:
+            await world.na.make(damaged)
+        await world.mirror()
+        await asyncio.sleep(60.0)
+        if not is_sweeping:
+            await world.na.make(damaged)
+        until_s = int(world.clock()) + LIFE_S
+        await world.na.make(*(pack(name) for name in "abcd"), kept_until_s=until_s)
+        await asyncio.sleep(60.0)
+        assert packs(world) == 4
+        await world.stop()
+        await world.na.make(pack("a"), kept_until_s=until_s + 7200, puts=False)
+        await asyncio.sleep(600.0)
+        await world.mirror()
+        await asyncio.sleep(3000.0)
+        state = await read_state(world.eu.objects, "na")
+        assert state.failed == 1 and world.clock() - state.looked_s < 300.0
+        assert world.eu.has(pack("a")) and packs(world) == 1
+        await asyncio.sleep(7200.0)
+        assert packs(world) == 0
+
+    simulate(main)

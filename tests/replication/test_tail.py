@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replication.catalogue.catalogue import Catalogue, Counts
-from replication.errors import CatalogueDamaged
+from replication.errors import CatalogueDamaged, CatalogueUnwritable
 from replication.feed.feed import FeedWriter
 from replication.feed.snapshots import MANIFESTS, RETENTION_S, Snapshots
 from replication.feed.tail import BACKOFF_S_MAX, POLL_INTERVAL_S, Tail
@@ -220,19 +220,50 @@ def test_snapshots_are_written_when_they_are_worth_it(monkeypatch: pytest.Monkey
 
 
 class FailingRows(MemoryRows):
-    """Rows on a disk that fails when told to."""
+    """Rows on a disk that fails, or is full, when told to."""
 
-    is_failing = False
+    is_failing = is_full = False
 
-    def write(self, *arguments: Any) -> None:
+    def _require(self) -> None:
         if self.is_failing:
             raise CatalogueDamaged("the disk fails")
+        if self.is_full:
+            raise CatalogueUnwritable("No space left on device")
+
+    def write(self, *arguments: Any) -> None:
+        self._require()
         super().write(*arguments)
 
     def renew(self) -> None:
-        if self.is_failing:
-            raise CatalogueDamaged("the disk fails")
+        self._require()
         super().renew()
+
+    def reopen(self) -> None:
+        self._require()
+
+
+def test_a_full_disk_throws_no_catalogue_away() -> None:
+    """A catalogue whose disk is full keeps what it knows, says that it is so, is tried again, and knows everything when there is room,
+    whoever met it."""
+
+    async def main() -> None:
+        rows = FailingRows()
+        place = Place(rows)
+        await place.announce(5)
+        assert await place.follows()
+        rows.is_full = True
+        await place.announce(5)
+        assert not await place.follows(600)
+        place.tail.mend(CatalogueUnwritable("No space left on device"))
+        assert place.catalogue.counts.packs == 5 and place.tail.status().renewals == 0
+        [problem] = place.tail.problems.all()
+        assert (problem.kind, problem.text) == ("catalogue", "No space left on device")
+        rows.is_full = False
+        assert await place.follows() and place.tail.status().renewals == 0
+        await asyncio.sleep(60)
+        assert not place.tail.problems.all()
+
+    run(main())
 
 
 def test_a_damaged_catalogue_is_made_anew() -> None:
@@ -244,8 +275,8 @@ def test_a_damaged_catalogue_is_made_anew() -> None:
         place = Place(rows)
         await place.announce(5)
         assert await place.follows()
-        place.tail.mend()
-        place.tail.mend()
+        place.tail.mend(CatalogueDamaged("rows"))
+        place.tail.mend(CatalogueDamaged("rows"))
         assert place.catalogue.counts == Counts() and await place.follows(1.0)
         assert place.tail.status().renewals == 1
         place.objects.faults.delay_s = 0.1

@@ -13,10 +13,11 @@ from replication.constants import UPKEEP_INTERVAL_S
 from replication.erasure.erasure import Erasure
 from replication.feed.feed import FeedWriter
 from replication.feed.tail import Tail
+from replication.formats.announced import Announced
 from replication.formats.region import init_region
-from replication.formats.segment import HEADS
+from replication.formats.segment import FEED, HEADS
 from replication.keeper.keeper import Keeper
-from replication.region.region_node import RegionNode
+from replication.region.region_node import RegionNode, announce_interval_s
 from tests.objects import MemoryObjects
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.virtual_loop import run
@@ -24,6 +25,7 @@ from tiers.bucket.objects import Bytes, ObjectInfo, Objects
 from tiers.checksum import digest
 from tiers.errors import ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
+from tiers.packs.pack_io import put_pack
 from tiers.packs.packs import PACKS, PackHeader
 
 SPEC = NamespaceSpec(digest=b"a namespace of 1", record_bytes=64, hash_bytes=16, block_tokens=256)
@@ -85,6 +87,65 @@ def test_what_is_over_is_deleted_soon() -> None:
         assert [name for name in objects.stored if name.startswith(PACKS)]
         await asyncio.sleep(UPKEEP_INTERVAL_S + 10)
         assert not [name for name in objects.stored if name.startswith(PACKS)]
+        living.cancel()
+
+    run(region())
+
+
+def test_a_keeper_among_a_thousand_writers_removes_as_much_as_they_put(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So many announce 100 s apart, and put 50 packs a second: what is over of that is gone within one such pause and a look."""
+    pause_s, packs = announce_interval_s(1000), 5000
+    monkeypatch.setattr("replication.region.region_node.announce_interval_s", lambda writers: pause_s)
+
+    async def region() -> None:
+        objects = MemoryObjects()
+        one = await node(objects, 1)
+        living = asyncio.create_task(one.run())
+        await asyncio.sleep(400)
+        until_s = int(asyncio.get_running_loop().time()) + 10
+        other = FeedWriter(objects, f"{2:016x}", asyncio.get_running_loop().time, random.Random(2))
+        headers = (PackHeader(SPEC, b"", number.to_bytes(16), digest(RECORD)) for number in range(packs))
+        made = [Announced(await put_pack(objects, header, [RECORD]), 0, "", until_s) for header in headers]
+        await other.announce(made)
+        await asyncio.sleep(10 + 2 * SKEW_S)
+        assert sum(name.startswith(PACKS) for name in objects.stored) == packs
+        await asyncio.sleep(pause_s + UPKEEP_INTERVAL_S + 10)
+        assert not [name for name in objects.stored if name.startswith(PACKS)]
+        living.cancel()
+
+    run(region())
+
+
+class Again(MemoryObjects):
+    """A pack is put again by somebody, when the next segment is put. again: its name."""
+
+    again = ""
+
+    async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
+        if self.again and name.startswith(FEED):
+            again, self.again = self.again, ""
+            await super().put(again, self.stored[again])
+        return await super().put(name, content, only_new)
+
+
+def test_a_pack_that_is_put_again_while_its_removal_is_said_stays() -> None:
+    """Whoever put it is about to announce it: it is held again then."""
+
+    async def region() -> None:
+        objects = Again()
+        one = await node(objects, 1)
+        living = asyncio.create_task(one.run())
+        await asyncio.sleep(400)
+        header = PackHeader(SPEC, b"", b"x" * 16, digest(RECORD))
+        until_s = int(asyncio.get_running_loop().time()) + 10
+        assert await one.persist(header, [memoryview(RECORD)], 0, until_s)
+        await asyncio.sleep(10)
+        [objects.again] = [name for name in objects.stored if name.startswith(PACKS)]
+        await asyncio.sleep(2 * SKEW_S + UPKEEP_INTERVAL_S + 10)
+        assert one.status()["expired_packs"] == 1
+        assert not objects.again and [name for name in objects.stored if name.startswith(PACKS)]
         living.cancel()
 
     run(region())

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import grpc
@@ -330,3 +331,33 @@ def test_bad_input_is_refused_in_a_line(client: Reflecting, method: str, fields:
             list(answer)
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT, refused.value
     assert "\n" not in refused.value.details() and "Error" not in refused.value.details()
+
+
+def test_more_than_one_put_holds_is_stored_behind_what_is_held(client: Reflecting) -> None:
+    """One Put has an eighth of the arena. What is held already takes none of that: the first that is not is wanted, in whatever of an
+    engine's KV groups, and `full` says that there are more."""
+    groups = [Space(client, "behind", 128 << 10, group=group) for group in "01"]
+    hashes = named(24, "behind")
+    records = [groups[1].record(number) for number in range(24)]
+    for begin, end in ((0, 16), (16, 24), (24, 24)):
+        wanted, stored = groups[1].put(hashes, records)
+        assert list(wanted.indexes) == list(range(begin, end)) and wanted.full == (end < 24)
+        assert stored.blocks == end - begin and not stored.refused
+    assert groups[1].get(hashes) == (24, records)
+
+
+def test_a_namespace_may_come_again_with_other_sizes(client: Reflecting, node: Serving) -> None:
+    """What was known of one that has ended registers nothing of it anew."""
+    hashes = named(1, "again")
+    for record_bytes in (40_000, 80_000):
+        space = Space(client, "again", record_bytes)
+        assert space.put(hashes, [space.record(1)])[1].blocks == 1
+        assert space.get(hashes) == (1, [space.record(1)])
+        with Client(node.place.socket, 10.0, attach=False) as local:
+            local.unregister(local.namespace(space.digest, record_bytes, 32, 16, {}), end=True)
+        until(partial(is_gone, node, space.digest), "it has ended")
+
+
+def is_gone(node: Serving, digest: bytes) -> bool:
+    with Client(node.place.socket, 10.0, attach=False) as local:
+        return digest.hex() not in {one["digest"] for one in local.list_namespaces()}

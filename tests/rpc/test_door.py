@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import os
 import resource
+import signal
 import socket
 import struct
 import time
@@ -13,13 +15,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvstore.tools.rpc import calls, streams
+from kvstore.errors import LimitExceeded
+from kvstore.security.principals import local
+from kvstore.tools.rpc import calls, reports, streams
 from kvstore.tools.rpc.calls import ACCESS, OPEN_OF_ONE_MAX
 from kvstore.tools.rpc.server import CALLS_MAX
 from tests.rpc.raw import DATA, RST_STREAM, kinds_of_frames, opened
@@ -240,6 +245,53 @@ def test_who_is_too_slow_is_out(
         client.close()
 
 
+def test_who_has_gone_holds_no_place_while_the_daemon_is_away(
+    narrow: Serving, few: Reflecting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Put whose client gave it up waits for no daemon, whatever time it had: its place is another one's, and its thread holds up
+    no end of the process."""
+    monkeypatch.setattr(streams, "CLIENT_S", 0.2)
+    space = Space(few, "gone")
+    with door_here(narrow.place.socket, streams_max=1) as target:
+        client, end = Reflecting(target), Event()
+        client("CacheService/ListNamespaces")  # it knows them for a while
+
+        def is_taken() -> bool:
+            stream = client.start("CacheService/Put", iter(end.wait, True), timeout=0.3)
+            with pytest.raises(grpc.RpcError) as ended:
+                next(stream)
+            return bool(ended.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+        os.kill(narrow.daemon.process.pid, signal.SIGSTOP)
+        try:
+            put = client.start("CacheService/Put", [space.start(named(1, "gone"))])
+            until(is_taken, "the Put has its place")
+            put.cancel()
+            until(lambda: not is_taken(), "its place is free")
+        finally:
+            end.set()
+            os.kill(narrow.daemon.process.pid, signal.SIGCONT)
+        client.close()
+
+
+def test_figures_of_a_daemon_that_hangs_are_waited_for_as_long_as_a_status(
+    narrow: Serving, few: Reflecting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever watches has no deadline worth the name: he hears soon that there are none."""
+    monkeypatch.setattr(reports, "STATUS_TIMEOUT_S", 0.3)
+    with door_here(narrow.place.socket) as target:
+        client = Reflecting(target)
+        client("CacheService/ListNamespaces")
+        os.kill(narrow.daemon.process.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(grpc.RpcError) as ended:
+                next(client.start("ReportService/WatchFigures", [{}], timeout=TIMEOUT_S))
+        finally:
+            os.kill(narrow.daemon.process.pid, signal.SIGCONT)
+        assert reason(ended.value) == "TIMEOUT"
+        client.close()
+
+
 def test_large_answers_are_bounded(narrow: Serving, few: Reflecting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of large answers only so many bytes are on their way at a time; what was taken counts no more, and small ones never do."""
     monkeypatch.setattr(calls, "LARGE_BYTES", 1 << 10)
@@ -257,6 +309,26 @@ def test_large_answers_are_bounded(narrow: Serving, few: Reflecting, monkeypatch
         assert reason(refused.value) == "LIMIT_EXCEEDED, retry"
         assert client("CacheService/ListNamespaces").namespaces
         client.close()
+
+
+def test_large_answers_of_a_stream_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count until they are taken, as those of other calls do; records have limits of their own."""
+    monkeypatch.setattr(calls, "LARGE_BYTES", 10)
+    monkeypatch.setattr(calls, "LARGE_BYTES_MAX", 100)
+
+    async def write() -> None:
+        taken = asyncio.Event()
+        context = SimpleNamespace(write=lambda content: taken.wait())
+        call = calls.Call("WatchOperation", local(0, 0), 0.0, context)
+        message = health_pb2.HealthCheckRequest(service="x" * 60)
+        slow = [asyncio.ensure_future(call.write(one)) for one in (message, bytes(1000))]
+        await asyncio.sleep(0)
+        with pytest.raises(LimitExceeded):
+            await call.write(message)
+        taken.set()
+        await asyncio.gather(*slow, call.write(message))
+
+    asyncio.run(write())
 
 
 def test_a_message_that_is_too_large_is_refused(narrow: Serving, few: Reflecting) -> None:

@@ -27,9 +27,13 @@ from kvstore.v1.types_pb2 import Operation
 from tests.region.regions import until
 from tests.running import Daemon, Place, environment
 
+DAY_S = 86400.0
+
 
 def call_of(principal: Principal, method: str = "ModelService/PreloadModel") -> Call:
-    return Call(method, principal, time.monotonic() + 600, None)
+    return Call(
+        method, principal, time.monotonic() + DAY_S, None
+    )  # made when the tests are collected, long before they run
 
 
 CALL = call_of(Principal(0, 1, EVERYTHING))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from kvstore.tools.cli import main
 from tests.rpc.reflecting import Reflecting
 from tests.rpc.serving import Serving, serving
 from tests.rpc.spaces import Space, named
@@ -29,14 +31,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def _grant(tenant: str) -> str:
-    digest = hashlib.sha256(f"token of {tenant}".encode()).hexdigest()
+    digest = hashlib.sha256(f"token-of-{tenant}".encode()).hexdigest()
     return f'[[grant]]\ntoken_sha256 = "{digest}"\nlabel = "{tenant}"\nroles = ["read", "write"]\ntenant = "{tenant}"\n'
 
 
 @pytest.fixture
 def clients(shared: Serving) -> Iterator[dict[str, Reflecting]]:
     """Of the tenants, and "" of the daemon's user."""
-    found = {name: Reflecting(shared.target, f"token of {name}" if name else "") for name in ("", *TENANTS)}
+    found = {name: Reflecting(shared.target, f"token-of-{name}" if name else "") for name in ("", *TENANTS)}
     yield found
     for client in found.values():
         client.close()
@@ -89,6 +91,28 @@ def test_a_tenant_changes_nothing_of_others(clients: dict[str, Reflecting]) -> N
     ):
         code, _ = refusal(client, method, **fields)
         assert code == "PERMISSION_DENIED", method
+
+
+@pytest.mark.parametrize("words", ["status", "ping", "top --once", "report", "explain --tokens 1 --model m"])
+def test_commands_of_a_tenant(
+    shared: Serving,
+    clients: dict[str, Reflecting],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With --node and a tenant's token they show what there is of that tenant, and nothing of others, for people and for programs."""
+    monkeypatch.setenv("KVSTORE_CONFIG", "")
+    for tenant in TENANTS:
+        Space(clients[""], "m", tenant=tenant)
+    (tmp_path / "token").write_text("token-of-acme")
+    for form in ("json", "") if "top" not in words else ("",):
+        more = ["-o", form] if form else []
+        node = ["--node", shared.target, "--node-token-file", str(tmp_path / "token")]
+        assert main([*words.split(), *more, *node]) == 0
+        said = capsys.readouterr()
+        assert said.out and "umbra" not in said.out and not said.err
 
 
 def test_an_engine_of_several_groups_is_looked_up_as_one(client: Reflecting) -> None:

@@ -188,6 +188,26 @@ def test_a_command_that_acts_on_a_bucket_itself_has_a_line_in_syslog(tmp_path: P
     assert (told["who"], told["subject"]) == ("uid 7", "--tenant acme\n\x1b[2J")
 
 
+def test_callers_that_nobody_knows_fill_no_audit(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share one line a second, which says how many it stands for; lines of others are all there."""
+    now_s = [1e9]
+    monkeypatch.setattr(audit.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(audit, "_unknown", audit._Unknown())
+    monkeypatch.setattr(audit.log, "propagate", True)
+    caplog.set_level("INFO", "kvstore.audit")
+    for second in range(3):
+        now_s[0] = 1e9 + second * audit.UNKNOWN_S
+        for number in range(1000):
+            audit.note("grpc", "", "admin", "Erase", "", "UNAUTHENTICATED")
+            if number % 500 == 0:
+                audit.note("grpc", "operator", "admin", "Erase", "tenant=acme", "OK")
+    told = [record.__dict__ for record in caplog.records]
+    assert [one["subject"] for one in told if not one["who"]] == ["", *["999 more were left out before"] * 2]
+    assert sum(one["who"] == "operator" for one in told) == 6
+
+
 def test_no_key_and_no_token_is_shown_anywhere(
     place: Place, serve: Callable[..., Daemon], files: dict[str, Path], tmp_path: Path
 ) -> None:

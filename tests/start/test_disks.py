@@ -166,6 +166,39 @@ def test_a_disk_that_moved(node: Node) -> None:
     assert node.start(node.a, new) == {"a": was["a"], "c": was["b"]}
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_copy_is_a_disk_of_its_own(node: Node, together: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Configured beside the original or instead of it, it is told in one line and gets another id, and its records; the
+    original stays what it is, whichever of them is opened first."""
+    was = node.start()
+    copy = node.path / "c" / "kv"
+    copy.parent.mkdir()
+    subprocess.run(["cp", "-a", node.b, copy], check=True)
+    instance = json.loads((copy / "kvstore.json").read_text())["instance"]
+    caplog.clear()
+    taken = node.start(copy, node.a, node.b) if together else node.start(copy, node.a)
+    assert taken["c"] not in (*was.values(), "") and taken["c"][0] != "!"
+    assert [r.getMessage() for r in caplog.records] == [
+        f"nvme directory {copy}: a copy of {node.b}, and a disk of its own from now on"
+    ]
+    assert json.loads((copy / "kvstore.json").read_text())["instance"] == instance
+    assert node.start(node.b, copy, node.a) == {**was, "c": taken["c"]}
+    assert len(caplog.records) == 1
+
+
+def test_a_copy_in_the_place_of_another_disk(node: Node) -> None:
+    """It is left alone until somebody accepts it, and the original stays what it is all the while."""
+    was = node.start()
+    shutil.rmtree(node.b)
+    subprocess.run(["cp", "-a", node.a, node.b], check=True)
+    for order in ((node.a, node.b), (node.b, node.a)):
+        assert node.start(*order) == {"a": was["a"], "b": "!another"}
+    node.say(lambda known: known.accept(node.b))
+    accepted = node.start(node.b, node.a)
+    assert accepted["a"] == was["a"] and accepted["b"] not in (*was.values(), "!another")
+    assert node.start() == accepted
+
+
 def test_it_is_the_same_disk_when_it_starts_cold(node: Node) -> None:
     """Other settings, or a damaged marker, cost the records and not the identity, also where the memory was not saved after."""
     was = node.start()
@@ -232,6 +265,7 @@ def test_a_disk_that_is_not_mounted_at_a_start(machine: Machine) -> None:
     machine.shell("umount /mnt/b")
     before = disks(machine, *words[-1:], code=1)
     assert [d["state"] for d in before] == ["ok", "gone"]
+    assert [d["records"] for d in before] == [None, None]  # nobody has read them
     second = machine.serve(*words)
     until(lambda: [d["state"] for d in disks(machine, code=1)] == ["ok", "gone"], "it is left alone")
     until(lambda: "is left alone: is gone" in machine.run("top", "--once").out, "it is one of the problems")

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from kvstore.commands.erased_file import ErasedFile
+from kvstore.commands.uncleared import Uncleared
 from kvstore.daemon.config.config_sources import load
 from kvstore.daemon.config.regions_file import RegionsFileError, load_regions
 from kvstore.daemon.data_dir import hold
+from kvstore.daemon.disks.known import Known
 from kvstore.daemon.last_run import LastRun
 from kvstore.durable.demand import Demand
 from kvstore.durable.demand_file import DemandFile
-from kvstore.errors import ConfigError, ReplayError, StartError
+from kvstore.errors import ConfigError, DataDirError, ReplayError, StartError
 from kvstore.health.write_budget_file import WriteBudgetFile
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.totals import Totals
@@ -125,6 +130,58 @@ def test_files_of_our_own(tmp_path: Path, put_there: Callable[[Path], None]) -> 
         assert use()
 
 
+@pytest.mark.parametrize(
+    ("number", "heals"), [(errno.EACCES, False), (errno.EIO, True), (errno.EMFILE, True)]
+)
+def test_what_may_be_sound_is_left_as_it_is(
+    tmp_path: Path, number: int, heals: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of our own that cannot be read now ends a start, and nothing takes its place."""
+    path = tmp_path / "ours"
+    path.write_bytes(b"sound")
+    files = sorted(tmp_path.iterdir())
+    opens = os.open
+
+    def fails(name: Any, *how: Any, **more: Any) -> int:
+        if name == path:
+            raise OSError(number, os.strerror(number), name)
+        return opens(name, *how, **more)
+
+    monkeypatch.setattr(os, "open", fails)
+    uses: list[Callable[[], object]] = [
+        lambda: RuleFile(path).read(),
+        lambda: NamespaceRegistry(path),
+        lambda: WriteBudgetFile(path).open(1 << 30),
+        lambda: DemandFile(path, Demand(8)).open(),
+        lambda: Known(path),
+        lambda: Uncleared(path),
+        lambda: ErasedFile(path),
+    ]
+    for use in uses:
+        with pytest.raises(OpenError, match=f"{path}: {os.strerror(number)}: it may be sound") as said:
+            use()
+        assert said.value.heals == heals
+        assert sorted(tmp_path.iterdir()) == files and path.read_bytes() == b"sound"
+
+
+def test_a_mark_that_may_be_sound_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon would be a new instance, and its arena nobody's."""
+    hold(tmp_path / "data").close()
+    mark = tmp_path / "data" / "kvstore-data.json"
+    before, opens = mark.read_bytes(), os.open
+
+    def fails(name: Any, *how: Any, **more: Any) -> int:
+        if name == mark:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+        return opens(name, *how, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fails)
+        with pytest.raises(DataDirError, match=r"kvstore-data\.json: Input/output error") as said:
+            hold(tmp_path / "data")
+    assert said.value.heals and mark.read_bytes() == before
+
+
 @pytest.mark.parametrize("put_there", BAD, ids=lambda put_there: put_there.__name__)
 @pytest.mark.parametrize("with_table", [False, True])
 def test_marks(tmp_path: Path, put_there: Callable[[Path], None], with_table: bool) -> None:
@@ -178,6 +235,26 @@ def test_a_byte_order_mark_is_no_content(tmp_path: Path, command: str) -> None:
     else:
         path.write_bytes(mark + b'{"timestamp": 0, "hash_ids": [1, 2]}\n')
         assert len(read([path]).prompts) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("read_trough = []", "regions.na.read_trough: unknown key: did you mean read_through?"),
+        ("[[rules]]\nfrm = []", "rules[1].frm: unknown key: did you mean from?"),
+        ("[mirrors]", "mirrors: unknown key: known are clock_skew_s, deployment, key_file, regions, rules"),
+        ("[regions]\neu = 1", "regions.eu: is no table"),
+    ],
+)
+def test_a_wrong_key_of_regions_has_its_nearest_one(line: str, says: str, tmp_path: Path) -> None:
+    """As one of the configuration has; words are those of the file, not of our code."""
+    path, na = tmp_path / "regions.toml", f'[regions.na]\nurl = "file://{tmp_path}"\n'
+    path.write_text(
+        'deployment = "acme"\n' + (f"{line}\n{na}" if line.startswith("[regions]") else na + line)
+    )
+    with pytest.raises(RegionsFileError) as raised:
+        load_regions(path)
+    assert raised.value.problems == (f"{path}: {says}",)
 
 
 def test_one_line_of_the_command(tmp_path: Path) -> None:

@@ -39,6 +39,31 @@ def connected(place: Place) -> Client:
     return client
 
 
+def test_state_that_cannot_be_written_is_a_problem(place: Place, serve: Serve) -> None:
+    """Of each file what is lost without it, as long as it cannot be written: a disk that is full is told before the next start."""
+    serve(place)
+    files = [place.data_dir / name for name in ("totals.sqlite", "namespaces.json")]
+    with connected(place) as client:
+
+        def told() -> dict[str, str]:
+            return {
+                one["subject"]: one["text"] for one in client.status()["problems"] if one["kind"] == "unsaved"
+            }
+
+        for file in files:
+            for one in place.data_dir.glob(f"{file.name}*"):
+                one.unlink()
+            (file / "full").mkdir(parents=True)
+        space = client.namespace(bytes(16), 4096, 32, 16, {"model": "m"})
+        client.lookup([space], [bytes(32)], ticket=1, tokens=16)
+        until(lambda: set(told()) == {"totals", "names"}, "both are told")
+        assert all("cannot be written" in text and "next start" in text for text in told().values())
+        for file in files:
+            shutil.rmtree(file)
+        until(lambda: not told(), "both are written")
+        assert all(file.is_file() for file in files)
+
+
 def _bound(path: Path) -> None:
     """What a daemon leaves that was killed."""
     with socket.socket(socket.AF_UNIX) as dead:

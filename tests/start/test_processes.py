@@ -21,7 +21,7 @@ from kvstore.client import Client, Refused
 from kvstore.daemon.process import _LEFT_ALONE, _SILENT
 from kvstore.output import HandedOver
 from tests.region.regions import init, regions_file
-from tests.running import TIMEOUT_S, Daemon, Place, environment, kvstore
+from tests.running import ROOT, TIMEOUT_S, Daemon, Place, environment, kvstore
 
 Serve = Callable[..., Daemon]
 KINDS = ("serve", "web", "mirror")
@@ -133,7 +133,7 @@ def is_up(kind: str, place: Place, process: Process) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nobody_reads(place: Place, start: Start, kind: str) -> None:
-    """Full pipes at stdout and stderr: it serves, says a thousand lines, and ends when it is asked to."""
+    """Full pipes at stdout and stderr: it serves, says what it has to, and ends when it is asked to."""
     process = start(kind, is_full=True)
     until(lambda: is_up(kind, place, process), "it serves")
     for _ in range(1000):
@@ -145,7 +145,7 @@ def test_nobody_reads(place: Place, start: Start, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_signals_that_mean_nothing(place: Place, start: Start, kind: str) -> None:
-    """Each is a line, and the process goes on; where its threads are is written at SIGQUIT."""
+    """Each is a line, once, and the process goes on; where its threads are is written at SIGQUIT."""
     meant = {signal.SIGHUP} if kind == "serve" else set()
     process = start(kind)
     process.read("stdout", "stderr")
@@ -160,6 +160,32 @@ def test_signals_that_mean_nothing(place: Place, start: Start, kind: str) -> Non
     process.process.terminate()
     assert process.process.wait(TIMEOUT_S) == 0
     assert "Traceback" not in process.log()
+
+
+@pytest.mark.parametrize("runner", ["asyncio", "uvloop"])
+def test_a_flood_of_signals_hides_no_other(runner: str) -> None:
+    """One that means nothing comes thousands of times while the loop is busy: SIGTERM behind them is heard."""
+    script = f"""
+import asyncio, os, signal, {runner}
+from kvstore.daemon.process import Signals
+
+async def main():
+    signals, ended = Signals(), asyncio.Event()
+    signals.keep()
+    signals.attach({{signal.SIGTERM: ended.set}})
+    os.kill(os.getpid(), signal.SIGUSR1)
+    await asyncio.sleep(0.1)
+    for _ in range(5000):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(ended.wait(), {TIMEOUT_S})
+
+{runner}.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr.count("means nothing here")) == (0, 1), done.stderr[-500:]
 
 
 def test_a_log_that_is_read_late_is_whole_and_in_order(place: Place, start: Start) -> None:
@@ -265,3 +291,35 @@ def test_too_few_descriptors(start: Start, nofile: int) -> None:
     assert process.process.wait(TIMEOUT_S) == 2
     said = [line for line in process.log().splitlines() if not line.startswith("{")]
     assert len(said) == 1 and said[0].startswith(f"kvstore: this process may have {nofile} open files, which")
+
+
+LOADED = """
+import atexit, sys
+from kvstore.tools.cli import main
+atexit.register(lambda: print("loaded", *sys.modules, flush=True))
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("region", ["", "na"])
+def test_a_daemon_without_a_region_loads_nothing_of_regions(place: Place, region: str) -> None:
+    """Neither RocksDB nor a store of objects, nor what follows feeds: at its start, while it serves and is asked, and at its end. With a region
+    it does."""
+    words = ["serve", *place.arguments]
+    if region:
+        file = regions_file(place.path, region)
+        init(file, region)
+        words += [f"--set=regions_file={file}", f"--set=region={region}"]
+    command = [sys.executable, "-c", LOADED, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        assert process.stdout is not None and process.stdout.readline().startswith("ready")
+        assert kvstore("status", "--socket", place.socket).returncode == 0
+        assert kvstore("doctor", "--socket", place.socket).returncode in (0, 1)
+        process.terminate()
+        (line,) = [line for line in process.stdout if line.startswith("loaded ")]
+    loaded = set(line.split())
+    heavy = {
+        *("rocksdict", "obstore", "kvstore.daemon.regional", "kvstore.durable.region_level"),
+        *("replication.catalogue.catalogue", "replication.feed.tail", "replication.region.region_node"),
+    }
+    assert loaded & heavy == (heavy if region else set())

@@ -200,12 +200,14 @@ def test_a_run_costs_few_calls(arena: Arena) -> None:
 
 @pytest.mark.timeout(120)
 def test_kill_9_at_any_instant(path: Path) -> None:
-    """After kill -9 every READY record verifies, nothing stays WRITING, and no generation goes back."""
+    """After kill -9 every READY record verifies, nothing stays WRITING, and no generation goes back. Ten times, and until records and
+    a model were found."""
     generations: dict[int, int] = {}
-    adopted = lent = 0
-    for seed in range(10):
+    adopted = lent = seed = 0
+    while seed < 10 or adopted <= 100 or len(generations) <= 10 or lent == 0:
         with process("fill", str(path), str(seed)) as child:
             time.sleep(0.03 + 0.017 * seed)
+            seed += 1
             child.kill()
             assert child.stdout is not None
             lines = child.stdout.read().splitlines(keepends=True)
@@ -224,7 +226,6 @@ def test_kill_9_at_any_instant(path: Path) -> None:
         adopted += len(slots)
         lent += len(slabs)
         arena.close()
-    assert adopted > 100 and len(generations) > 10 and lent > 0
 
 
 @pytest.mark.timeout(120)
@@ -266,7 +267,7 @@ def test_killed_writes_wait_for_a_living_owner(path: Path) -> None:
     second.close()
 
 
-STATE, HASH, SIZE_AT, KEY, PARENT, COLUMNS = 0, 8, 40, 44, 125, 206
+STATE, TIME_MARK, HASH, TIME, SIZE_AT, KEY, PARENT, COLUMNS = 0, 4, 8, 32, 40, 44, 125, 206
 
 
 @pytest.mark.parametrize("at", [HASH, SIZE_AT, KEY, PARENT, COLUMNS, COLUMNS + 48])
@@ -376,6 +377,36 @@ def test_the_time_of_storing_survives(path: Path) -> None:
     free(second, slots[0])
     commit(second, reserve(second, b"c", b"", SIZE, 0) or 0, bytes(16))
     assert second.record(slots[0]).stored_s == 0
+    second.close()
+
+
+def test_a_record_is_stored_again_at_another_time(path: Path) -> None:
+    """The next daemon reads that one, and drops no row for it."""
+    first = make(path)
+    slots = [store(first, number) for number in range(3)]
+    first.restamp(slots[:2], STORED_S + 7)
+    first.close()
+    second = make(path)
+    assert [slot for slot, _ in second.adopted_slots()] == slots and second.check() == []
+    assert [second.record(slot).stored_s - STORED_S for slot in slots] == [7, 7, 0]
+    second.close()
+
+
+@pytest.mark.parametrize("at", [TIME, TIME + 3, TIME + 7, TIME_MARK, TIME_MARK + 3])
+@pytest.mark.parametrize("bit", [0, 7])
+def test_a_damaged_time_costs_its_row(path: Path, at: int, bit: int) -> None:
+    """A flipped bit in it, or in its mark, would be taken for the clock's, and end every TTL: no time is read meanwhile,
+    and the next daemon drops the row. A row of an older program, without a mark, is believed."""
+    first = make(path)
+    slots = [store(first, number) for number in range(3)]
+    poke(path, row_at(first, slots[1]) + at, 1 << bit)
+    with table_path(path).open("r+b") as table:
+        table.seek(row_at(first, slots[2]) + TIME_MARK)
+        table.write(bytes(4))
+    assert [first.record(slot).stored_s for slot in slots] == [STORED_S, 0, STORED_S]
+    first.close()
+    second = make(path)
+    assert [slot for slot, _ in second.adopted_slots()] == [slots[0], slots[2]] and second.torn_rows == 1
     second.close()
 
 

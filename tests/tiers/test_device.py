@@ -117,6 +117,37 @@ def test_cleared_records_stay_away(tmp_path: Path) -> None:
     device.close()
 
 
+def test_rows_of_free_slots_are_found_and_cleared(tmp_path: Path) -> None:
+    """Those that are meant, unless their slot was written again since they were read."""
+    device, _ = opened(tmp_path)
+    slots = [put_slot(device, n) for n in range(6)]
+    device.pool.give_run(slots)
+    namespace = key(0)[:16]
+    assert not any(device.rows_of(lambda digest: digest != namespace))
+    rows = [row for piece in device.rows_of(lambda digest: digest == namespace) for row in piece]
+    assert [row.key for row in rows] == list(map(key, range(6)))
+    assert put_slot(device, 9) == slots[0]
+    assert device.clear_rows([rows[n] for n in (0, 1, 2, 5)])
+    device.close()
+    device, left = opened(tmp_path)
+    assert {row.key for row in left} == {key(9), key(3), key(4)}
+    device.close()
+
+
+def test_a_record_is_stored_again_at_another_time(tmp_path: Path) -> None:
+    """Where its slot has it still, and never earlier than before; what else its row says stays."""
+    device, _ = opened(tmp_path)
+    slots = [put_slot(device, n) for n in range(4)]
+    (before,) = {row.stored_s for row in device.rows(slots) if row is not None}
+    device.restamp({slots[0]: key(0), slots[1]: key(9), slots[3]: key(3)}, before + 7)
+    device.restamp({slots[0]: key(0)}, before + 3)
+    device.close()
+    device, rows = opened(tmp_path)
+    assert {row.key: row.stored_s - before for row in rows} == {key(0): 7, key(1): 0, key(2): 0, key(3): 7}
+    assert [read(device, slots[n], n) for n in range(4)] == [Get.HIT] * 4
+    device.close()
+
+
 def test_a_slab_taken_over_has_no_rows_of_its_former_class(tmp_path: Path) -> None:
     """A slab cut anew forgets evicted records of its former class before the first byte is written."""
     device, _ = opened(tmp_path, slabs=1)

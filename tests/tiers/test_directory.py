@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import obstore
 import pytest
 
+from tiers.bucket.directory import Root
 from tiers.bucket.object_options import ObjectOptions
 from tiers.bucket.object_store import STAGED_S_MAX, open_objects
-from tiers.errors import ObjectDamaged, ObjectRefused, ObjectUnavailable
+from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused, ObjectUnavailable
 
 
 def _file(folder: bytes, name: bytes) -> None:
@@ -53,6 +55,83 @@ def test_a_stray_name_ends_no_list(tmp_path: Path, stray: str) -> None:
             "t/d/e/f",
         ]
         assert set(await objects.folders("t/")) == {"b", "d"} or stray == "a link upwards"
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty directory", "a file"])
+def test_a_directory_that_is_gone_is_away(tmp_path: Path, left: str) -> None:
+    """Unmounted or removed under us: no call says that something is not there, none makes it anew, and all is as before when it is back.
+    One with other things in it is what somebody put in its place."""
+
+    def seen() -> list[Path]:
+        return sorted(tmp_path.rglob("*"))
+
+    async def work() -> None:
+        root, aside = tmp_path / "root", tmp_path / "aside"
+        objects = open_objects(
+            f"file://{root}", ObjectOptions(create=True, retries_max=1, backoff_s_min=0.0, backoff_s_max=0.0)
+        )
+        await objects.put("a/b", b"content")
+        root.rename(aside)
+        if left == "an empty directory":
+            root.mkdir()
+        elif left == "a file":
+            root.touch()
+        before = seen()
+        for call in (
+            objects.put("a/c", b"x"),
+            objects.put("a/d", b"x", only_new=True),
+            objects.get("a/b"),
+            objects.get_ranges("a/b", [(0, 2)]),
+            objects.head("a/b"),
+            objects.delete(["a/b"]),
+            objects.folders("a/"),
+            anext(aiter(objects.list("a/"))),
+        ):
+            with pytest.raises(ObjectUnavailable, match=f"^file://{root}: .*is it mounted"):
+                await call
+        assert seen() == before
+        if left == "an empty directory":
+            root.rmdir()
+        elif left == "a file":
+            root.unlink()
+        aside.rename(root)
+        assert await objects.get("a/b") == b"content"
+        root.rename(aside)
+        (root / "a").mkdir(parents=True)
+        (root / "a" / "b").write_bytes(b"restored")
+        assert await objects.get("a/b") == b"restored"
+        (root / "a" / "b").unlink()
+        with pytest.raises(ObjectMissing):
+            await objects.get("a/b")
+
+    asyncio.run(work())
+
+
+def test_a_directory_that_hangs_takes_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many calls there are; they say so in time, and all is well when it goes on."""
+    goes_on, looks = threading.Event(), list[str]()
+
+    def wrong(root: Root) -> str:
+        looks.append(root.path)
+        goes_on.wait()
+        return ""
+
+    async def work() -> None:
+        objects = open_objects(f"file://{tmp_path}", ObjectOptions(retries_max=0, timeout_s=0.05))
+        await objects.put("a/b", b"content")
+        monkeypatch.setattr(Root, "wrong", wrong)
+        try:
+            for call in [objects.get("a/b") for _ in range(20)] + [
+                objects.put("a/c", b"x") for _ in range(20)
+            ]:
+                with pytest.raises(ObjectUnavailable, match="in time"):
+                    await call
+            assert len(looks) == 1
+        finally:
+            goes_on.set()
+        assert await objects.get("a/b") == b"content"
 
     asyncio.run(work())
 

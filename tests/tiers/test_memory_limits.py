@@ -81,6 +81,16 @@ def test_what_cannot_be_read_sets_no_limit(tmp_path: Path) -> None:
     assert oom_kills(tree.proc) == 3
 
 
+def test_a_mount_with_any_path_takes_no_limit_away(tmp_path: Path) -> None:
+    """Paths of mounts need not be UTF-8."""
+    tree = Tree(tmp_path, 8 * GIB, 8 * GIB)
+    tree.v2("/a")
+    tree.group2("a", 400 * MIB, 100 * MIB)
+    table = tree.proc / "self/mountinfo"
+    table.write_bytes(b"29 1 8:1 / /mnt/\xff\x85 rw - ext4 /dev/\xff rw\n" + table.read_bytes())
+    assert free_bytes(tree.proc) == 300 * MIB
+
+
 def test_a_group_that_is_over_its_limit_has_nothing_free(tmp_path: Path) -> None:
     """A limit that was lowered is no negative room."""
     tree = Tree(tmp_path, 8 * GIB, 8 * GIB)

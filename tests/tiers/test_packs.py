@@ -227,9 +227,14 @@ def test_answers() -> None:
         assert await fetch_records(objects, pack, wanted) == [failed, miss, miss, miss, failed, failed]
         objects.faults.failed = 0.0
         unknown = msgspec.structs.replace(pack.header, codec="later", sizes=(512,) * 6)
-        assert (
-            await fetch_records(objects, msgspec.structs.replace(pack, header=unknown), wanted) == [miss] * 6
-        )
+        assert await fetch_records(objects, msgspec.structs.replace(pack, header=unknown), wanted) == [
+            Get.UNKNOWN,
+            miss,
+            miss,
+            miss,
+            Get.UNKNOWN,
+            Get.UNKNOWN,
+        ]
         no_columns = msgspec.structs.replace(
             pack.header, spec=msgspec.structs.replace(pack.header.spec, columns=b"none")
         )

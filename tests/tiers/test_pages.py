@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from kvstore.daemon.disks.filesystem import FileSystem
 from tests.tiers.records import commit, reserve
 from tiers.checksum import digest
 from tiers.dram import arena as arena_module
@@ -247,10 +249,17 @@ def test_old_kernels_get_their_memory_too(shm: Path, monkeypatch: pytest.MonkeyP
     arena.close()
 
 
-def test_mount_paths_with_spaces_are_read(tmp_path: Path) -> None:
-    """The mount table's escapes are undone."""
+def test_any_mount_path_is_read(tmp_path: Path) -> None:
+    """The mount table's escapes are undone, and nothing else: it may hold any bytes, and stops no start."""
     table = tmp_path / "mounts"
-    table.write_text("none /mnt/a\\040b tmpfs rw,huge=always 0 0\n")
+    table.write_bytes(
+        b"none /mnt/a\\040b tmpfs rw,huge=always 0 0\n/dev/\xff /mnt/caf\xc3\xa9\\134\xff\x85\r ext4 rw 0 0\n"
+    )
     assert pages.mounts(table) == [
-        pages.Mount(Path("/mnt/a b"), "tmpfs", frozenset({"rw", "huge=always"}), "none")
+        pages.Mount(Path("/mnt/a b"), "tmpfs", frozenset({"rw", "huge=always"}), "none"),
+        pages.Mount(
+            Path(os.fsdecode(b"/mnt/caf\xc3\xa9\\\xff\x85\r")), "ext4", frozenset({"rw"}), "/dev/\\xff"
+        ),
     ]
+    found = FileSystem("", "ext4", "/dev/sda", pages.mounts(table)[1].path)
+    assert msgspec.json.decode(msgspec.json.encode(found.said)) == "ext4 /dev/sda at /mnt/café\\\\xff\\x85\r"

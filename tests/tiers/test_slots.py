@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+import tiers.slots
 from tiers.errors import RecordSizeError
 from tiers.slots import SLOT_ALIGN_BYTES, SlotPool, slot_bytes_for
 
@@ -110,6 +112,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         assert self.pool.check() == []
+        assert self.pool.uncut == self.pool.slot_bytes.count(0)
         assert self.pool.used_bytes() == sum(slot_bytes_for(size) for size in self.taken.values())
         assert sum(entry.used for entry in self.pool.classes()) == len(self.taken)
 
@@ -144,6 +147,27 @@ def test_a_pool_of_one_class_lists_nothing_to_find_another() -> None:
     assert [(entry.total, entry.used) for entry in pool.classes()] == [(SLABS * 8, SLABS * 8)]
     pool._slabs = slabs
     assert pool.check() == []
+
+
+def test_of_very_many_slabs_some_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk of several TB has a hundred thousand: some of each other class are looked at, the smallest of which is taken."""
+    monkeypatch.setattr(tiers.slots, "SLABS_COMPARED_MAX", 12)
+    pool = SlotPool(300, SLAB_BYTES)
+    for size in (2 * SLOT_ALIGN_BYTES, 4 * SLOT_ALIGN_BYTES):
+        pool.take_run(size, 100 * (SLAB_BYTES // size) - 1)  # the last slab of each has a free slot
+    looked: list[int] = []
+
+    class Watched(dict[int, Any]):
+        def __getitem__(self, number: int) -> Any:
+            looked.append(number)
+            return super().__getitem__(number)
+
+    slabs, pool._slabs = pool._slabs, Watched(pool._slabs)
+    slab = pool.smallest_slab(SLOT_ALIGN_BYTES)
+    assert slab in looked and len(looked) <= 14
+    assert {pool.slot_bytes[number] for number in looked} == {2 * SLOT_ALIGN_BYTES, 4 * SLOT_ALIGN_BYTES}
+    assert slabs[slab].used == min(slabs[number].used for number in looked)
+    assert pool.uncut == 100
 
 
 def test_a_run_is_in_one_piece_where_one_fits() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstore.client import WRITING, Leading, Namespace
+from kvstore.client import Leading, Namespace
 from kvstore.errors import Refused, Unavailable
 from tiers.checksum import column_sizes, joined
 from tiers.checksum import digest as digest_of
@@ -25,8 +25,8 @@ Key = tuple[bytes, bytes]
 class FakeStore:
     """records: (namespace digest, block hash) -> bytes. The rest are switches.
 
-    away: every call fails. no_prefetch: hints fail. unreadable: blocks that a lookup finds and an acquire does not.
-    torn: blocks whose slot changes while they are read. slow: blocks that are on NVMe. room:
+    away: every call fails. forbidden: what names one of these blocks is refused, as a namespace is. no_prefetch: hints fail. unreadable: blocks that a lookup finds and an acquire does not.
+    torn: blocks whose slot changes while they are read. slow: blocks that are on NVMe; far: those of them that are in a bucket only. room:
     how many records fit. budget: blocks of one lease; those beyond it are pending, or not reserved. delay_s: what each reserve, and each copy of a rank, takes. spoil: changes the
     bytes that are handed out. may_fill: while it is not set, no rank gets further than to its copy.
     """
@@ -35,10 +35,12 @@ class FakeStore:
     spaces: dict[bytes, Namespace] = field(default_factory=dict)
     parents: dict[Key, bytes] = field(default_factory=dict)
     away: bool = False
+    forbidden: set[bytes] = field(default_factory=set)
     no_prefetch: bool = False
     unreadable: set[bytes] = field(default_factory=set)
     torn: set[bytes] = field(default_factory=set)
     slow: set[bytes] = field(default_factory=set)
+    far: set[bytes] = field(default_factory=set)
     room: int = 1 << 30
     budget: int = 1 << 30
     leases: list[FakeLease | None] = field(default_factory=list)  # None: given back
@@ -141,6 +143,9 @@ class FakeLease:
     def in_dram(self) -> int:
         return self.tiers[: self.leading()].count(IN_DRAM)
 
+    def on_disk(self) -> int:
+        return self.tiers[: self.leading()].count(IN_NVME)
+
     def fill(self, column: int, digests: list[bytes] | None) -> int:
         """As the daemon does it for one column; returns how many blocks are committed."""
         if self._store.leases[self.grant.number] is None:
@@ -197,7 +202,7 @@ class FakeClient:
         return self.store.spaces.setdefault(digest, space)
 
     def lookup(self, namespaces: Sequence[Namespace], hashes: Sequence[bytes], **asking: Any) -> Leading:
-        self._called("lookup")
+        self._called("lookup", hashes)
         self.store.asked.append(asking)
         with self.store.lock:
             held, coming = self.store.records.keys(), self.store.writing()
@@ -208,19 +213,44 @@ class FakeClient:
     def settle(
         self, ticket: int, tokens: int, namespace: Namespace | None = None, missing: bytes = b""
     ) -> None:
-        self._called("settle")
+        self._called("settle", [missing])
         self.store.settled.append((ticket, tokens, missing))
 
-    def residency(self, namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
-        self._called("residency")
+    def windows(
+        self,
+        groups: Sequence[tuple[Namespace, int]],
+        hashes: Sequence[bytes],
+        *,
+        hash_tokens: int,
+        align_tokens: int,
+        held_tokens: int,
+        reach_tokens: int,
+        **asking: Any,
+    ) -> Leading:
+        """By looking at every block of each window, from the longest hit down."""
+        self._called("windows")
+        self.store.asked.append(asking)
+
+        def longest(tokens: int, there: Set[Key]) -> int:
+            tokens = min(tokens, len(hashes) * hash_tokens) // align_tokens * align_tokens
+            while tokens:
+                needed = [
+                    (space.digest, hashes[(at + 1) * space.block_tokens // hash_tokens - 1])
+                    for space, window in groups
+                    for at in range(
+                        max(0, tokens - window) // space.block_tokens, tokens // space.block_tokens
+                    )
+                ]
+                if there >= set(needed):
+                    return tokens
+                tokens -= align_tokens
+            return 0
+
         with self.store.lock:
-            keys = [(namespace.digest, digest) for digest in hashes]
-            coming = self.store.writing()
-            held = [IN_NVME if digest in self.store.slow else IN_DRAM for digest in hashes]
-            return bytes(
-                place if key in self.store.records else WRITING if key in coming else 0
-                for place, key in zip(held, keys, strict=True)
-            )
+            held, coming = self.store.records.keys(), self.store.writing()
+            leading = Leading(longest(held_tokens, held))
+            leading.writing = max(0, longest(reach_tokens, held | coming) - leading)
+        return leading
 
     def prefetch(self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"") -> int:
         self._called("prefetch")
@@ -238,7 +268,7 @@ class FakeClient:
     def reserve_slots(
         self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"", ticket: int = 0
     ) -> FakeLease:
-        self._called("reserve", wait=True)
+        self._called("reserve", hashes, wait=True)
         slots: dict[int, bytearray | bytes] = {}
         partial = False
         with self.store.lock:
@@ -253,6 +283,12 @@ class FakeClient:
                     break
                 slots[index] = bytearray(namespace.record_bytes)
         return FakeLease(self.store, namespace, hashes, slots, partial)
+
+    def residency(self, namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
+        self._called("residency")
+        held = [(namespace.digest, one) in self.store.records and one not in self.store.far for one in hashes]
+        tiers = [IN_NVME if one in self.store.slow else IN_DRAM for one in hashes]
+        return bytes(tier * is_held for tier, is_held in zip(tiers, held, strict=True))
 
     def acquire_slots(
         self,
@@ -305,12 +341,14 @@ class FakeClient:
                 lease.fill(column, digests) if lease is not None else 0 for lease, column, digests in leases
             ]
 
-    def _called(self, name: str, wait: bool = False) -> None:
+    def _called(self, name: str, hashes: Sequence[bytes] = (), wait: bool = False) -> None:
         self.store.calls.append(name)
         if wait and self.store.delay_s:
             time.sleep(self.store.delay_s)
         if self.store.away:
             raise Unavailable("switched off by the test")
+        if not self.store.forbidden.isdisjoint(hashes):
+            raise Refused("limit_exceeded", "switched off by the test")
 
 
 def _count(hashes: Sequence[bytes], namespaces: Sequence[Namespace], there: Set[Key]) -> int:

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from tests.vllm.conftest import prompt
+from tests.vllm.fake_client import FakeStore
 from tests.vllm.world import World
 
 pytestmark = pytest.mark.vllm
@@ -33,3 +34,21 @@ def test_one_line_says_that_the_engine_is_connected(
         and line.endswith(f"ranks {shape.get('ranks', 1)}")
     )
     assert line.count("tokens") == 1 + ("window" in shape)
+
+
+@pytest.mark.parametrize(("kinds", "lasts"), [(("full", "states"), True), (("full", "state"), False)])
+def test_one_line_says_that_no_bucket_keeps_a_model(
+    worlds: Callable[..., World],
+    store: FakeStore,
+    caplog: pytest.LogCaptureFixture,
+    kinds: tuple[str, ...],
+    lasts: bool,
+) -> None:
+    """Where only some blocks have a state no lookup of any group counts for a bucket; where all have one they do."""
+    caplog.set_level(logging.INFO, logger="vllm.kvstore")
+    world = worlds(kinds=kinds)
+    for number in range(2):
+        world.ask(f"r{number}", prompt(number, 200))
+        world.run()
+    assert [line.startswith("kvstore: no bucket keeps") for line in caplog.messages].count(True) == 1 - lasts
+    assert {asking["lasting"] for asking in store.asked} == {lasts}

@@ -197,6 +197,45 @@ def test_an_identifier_that_stands_for_two_things() -> None:
     assert not Names(second, TOKENS, contents()).unknown, "another engine knows nothing of the first"
 
 
+def test_a_request_in_flight_when_its_identifier_comes_to_stand_for_something_else() -> None:
+    """It loses its names: what vLLM computes of it from then on may be of the other picture."""
+    known = contents()
+    first = Names(request(feature(picture(1))), TOKENS, known)
+    assert not first.unknown
+    assert "several" in Names(request(feature(picture(2))), TOKENS, known).unknown
+    assert "several" in first.unknown
+
+
+def test_a_session_that_gets_an_item_under_the_identifier_of_another_request() -> None:
+    """It is noted when the other one is asked about, in the step that computes the item, and not when the session is."""
+    known, asked = contents(), request(resumable=True)
+    first, session = Names(request(feature(picture(1))), TOKENS, known), Names(asked, TOKENS, known)
+    assert not first.unknown and not session.unknown
+    asked.mm_features.append(feature(picture(2)))
+    assert "several" in first.unknown and "several" in session.unknown
+
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    "behind one that is not seen": lambda: request(
+        feature(picture(grid=None), identifier="dog"), feature(picture(2), 90)
+    ),
+    "not seen itself": lambda: request(feature(picture(2, grid=None))),
+    "in a mixed prompt": lambda: request(
+        feature(picture(2)), prompt_embeds=torch.zeros(64, 8), prompt_is_token_ids=[True] * 64
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_has_no_name_itself_takes_that_of_others(kind: str) -> None:
+    """Every item of every request is looked at: vLLM may compute it in the place of another one of its identifier."""
+    known = contents()
+    first = Names(request(feature(picture(1))), TOKENS, known)
+    assert not first.unknown
+    assert Names(OTHERS[kind](), TOKENS, known).unknown
+    assert "several" in first.unknown
+
+
 def test_identifiers_are_forgotten_at_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest unused ones."""
     monkeypatch.setattr("connectors.vllm.identity.contents.CONTENTS_KNOWN_MAX", 3)

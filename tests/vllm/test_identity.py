@@ -242,6 +242,26 @@ def test_a_directory_goes_by_no_name(base: Path, tmp_path: Path) -> None:
     assert digest_of(config_of(moved)) == digest_of(before)
 
 
+def test_plugins_count(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was installed to change vLLM, by its name and version, whatever it is called; vLLM's own and ours are no such."""
+    config = an_engine("text", base)
+    told = [digest_of(config)]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for package, version, module in (
+        ("kvstore-llm", "1", "connectors.vllm_plugin"),
+        ("vllm-of-next-year", "1", "vllm.plugins.any"),
+        ("vllm-better-attention", "1", "better_attention"),
+        ("vllm-better-attention", "2", "better_attention"),
+    ):
+        installed = tmp_path / f"{package.replace('-', '_')}-1.dist-info"
+        installed.mkdir(exist_ok=True)
+        (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+        (installed / "entry_points.txt").write_text(f"[vllm.general_plugins]\nany = {module}:register\n")
+        importlib.invalidate_caches()
+        told.append(digest_of(config))
+    assert told[0] == told[1] == told[2] and len(set(told[2:])) == 3
+
+
 def test_code_that_a_model_brings_counts(base: Path, tmp_path: Path) -> None:
     """Its files by content, where vLLM is allowed to run them."""
     model = model_with(Path(an_engine("text", base).model_config.model), tmp_path)

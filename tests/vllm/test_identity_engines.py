@@ -88,8 +88,8 @@ def served(host: EngineHost, store: Store, engine: Engine) -> tuple[list[list[in
 def test_engines_that_must_not_share(host: EngineHost, store: Store, kit: Kit, name: str) -> None:
     """Both store what they compute, and find it again; neither finds what the other did, though tokens and blocks are
     the same."""
-    if name in pairs.NEEDS_AVX512 and "avx512" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("vLLM has it for CPUs with AVX-512")
+    if (flag := pairs.NEEDS.get(name, "")) not in Path("/proc/cpuinfo").read_text():
+        pytest.skip(f"vLLM has it for CPUs with {flag}")
     first, second = DIFFER[name](kit)
     said = alone(host, first)
     nothing = [0] * len(first.prompts)
@@ -136,7 +136,7 @@ def test_all_engines_at_one_daemon(host: EngineHost, daemon: Daemon, kit: Kit) -
         makers = [*DIFFER.items(), *SAME.items(), *SAME_APART.items()]
         random.Random(seed).shuffle(makers)
         for name, make in makers:
-            for engine in make(kit) if name not in pairs.NEEDS_AVX512 else ():
+            for engine in make(kit) if name not in pairs.NEEDS else ():
                 said = alone(host, engine)
                 for _ in range(2):
                     tokens, _cached = served(host, store, engine)

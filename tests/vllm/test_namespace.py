@@ -5,12 +5,17 @@ from __future__ import annotations
 import copy
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm")
 import torch
+from vllm._custom_ops import cpu_attn_reshape_and_cache
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.platforms import current_platform
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from connectors.device import Blocks, Run
 from connectors.vllm.identity.namespace import (
@@ -22,6 +27,7 @@ from connectors.vllm.identity.namespace import (
     space_spec,
 )
 from connectors.vllm.messages import GroupFacts
+from connectors.vllm.worker import WorkerHalf
 from tests.vllm.engine_configs import config_of
 
 pytestmark = pytest.mark.vllm
@@ -77,6 +83,55 @@ def test_what_every_shard_says_counts(engine: Any) -> None:
     two = {"shards": [0, 1]}
     told = {digest(engine), digest(engine, **two), digest(engine, **two, layers=["b", "a"])}
     assert len(told | {digest(engine, shards=[0, 2])}) == 4
+
+
+class Layer(AttentionLayerBase):
+    """Of a CPU's attention, whose kernels are those for `isa`."""
+
+    def __init__(self, isa: str) -> None:
+        self.isa = isa
+
+    def get_attn_backend(self) -> Any:
+        return CPUAttentionBackend
+
+    def get_kv_cache_spec(self, vllm_config: Any) -> Any:
+        return None
+
+
+def backends(isa: str = "vec", dtype: torch.dtype = torch.bfloat16) -> list[str]:
+    """What a rank says of a layer."""
+    compiled = SimpleNamespace(static_forward_context={"a": Layer(isa)})
+    half: Any = SimpleNamespace(_config=SimpleNamespace(compilation_config=compiled))
+    return WorkerHalf._backends(half, {"a": torch.zeros(1, dtype=dtype)})
+
+
+def test_the_order_of_a_cpus_kernels_counts() -> None:
+    """vLLM's backend for CPUs has one name, and lays K as the machine's matrix units want it."""
+    assert backends("vec") == backends("vec16") == ["CPU_ATTN"]
+    assert backends("amx") == ["CPU_ATTN", "amx"] and backends("neon") == ["CPU_ATTN", "neon"]
+
+
+def test_kernels_lay_k_as_they_are_told_apart() -> None:
+    """Those that count as one write the same bytes, and the other one does not."""
+    current_platform.import_kernels()
+    write = getattr(torch.ops._C, "cpu_attn_reshape_and_cache", None)
+    if write is None:
+        pytest.skip("vLLM without its kernels")
+    tokens = torch.arange(32 * 64, dtype=torch.bfloat16).view(32, 1, 64)
+    written = {}
+    for isa in ("vec", "vec16", "amx"):
+        keys, values = torch.zeros(1, 1, 64, 64, dtype=torch.bfloat16).chunk(2, dim=2)
+        cpu_attn_reshape_and_cache(tokens, tokens, keys, values, torch.arange(32), isa)
+        written[isa] = keys.flatten().tolist()
+    assert written["vec"] == written["vec16"] != written["amx"]
+
+
+def test_the_format_of_8_bits_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KV in fp8 is of another format on MI300, by the same kernels; what has more bits is not."""
+    eight, sixteen = torch.uint8, torch.bfloat16
+    told = {eight: backends(dtype=eight), sixteen: backends(dtype=sixteen)}
+    monkeypatch.setattr(type(current_platform), "is_fp8_fnuz", classmethod(lambda _: True))
+    assert backends(dtype=eight) != told[eight] and backends(dtype=sixteen) == told[sixteen]
 
 
 def test_layer_partition_counts(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Releases of vLLM after 0.33 say how many block hashes of a request may be published: nothing beyond is stored."""
+"""Blocks whose hash does not say what is in them: nothing beyond what vLLM says may be published, and no answer without KV."""
 
 from __future__ import annotations
 
@@ -55,3 +55,14 @@ def test_what_may_be_later_is_stored_later(worlds: Callable[..., World], store: 
     world.check_answers()
     assert stored(store, request.block_hashes) == list(range((200 + 19) // 16 - 1))
     world.check_records(store)
+
+
+def test_an_answer_that_is_only_read_has_no_kv(worlds: Callable[..., World], store: FakeStore) -> None:
+    """A diffusion model that is asked to emit its canvas without the step that computes KV of it (`diffusion_read_only`)
+    leaves the blocks behind the prompt as they were: they are not stored, whatever vLLM counts as computed."""
+    world = worlds()
+    plain, read = (world.ask(name, prompt(seed, 40), max_tokens=40) for seed, name in enumerate("ab"))
+    read.sampling_params.extra_args = {"diffusion_read_only": 1}
+    settle(world)
+    assert stored(store, plain.block_hashes) == [0, 1, 2, 3]
+    assert stored(store, read.block_hashes) == [0, 1]

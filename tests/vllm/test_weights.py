@@ -31,6 +31,7 @@ from connectors.transfer.weights import (
     weights_digest,
 )
 from connectors.vllm.identity.model_files import elsewhere, foreign_code, weight_files
+from connectors.vllm.spaces import Spaces
 
 pytestmark = pytest.mark.vllm
 
@@ -242,28 +243,59 @@ def test_quantisation_files_count(tmp_path: Path) -> None:
     assert len(made) == 3
 
 
+def in_the_hub(hub: Path, **weights: Path) -> dict[str, Path]:
+    """A repository `org/name` with a snapshot of links to blobs for each of these revisions, by revision."""
+    repository, snapshots = hub / "models--org--name", {}
+    for number, (revision, directory) in enumerate(weights.items()):
+        snapshots[revision] = snapshot = repository / "snapshots" / f"{number:040x}"
+        for folder in (repository / "blobs", repository / "refs", snapshot):
+            folder.mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / revision).write_text(snapshot.name)
+        shutil.move(directory / "model.safetensors", repository / "blobs" / f"abc{number}")
+        (snapshot / "model.safetensors").symlink_to(Path("../../blobs") / f"abc{number}")
+    return snapshots
+
+
 def test_a_hub_model_is_its_snapshot(tmp_path: Path) -> None:
     """A repository's name, whatever its revision, and its snapshot's path are the same weights, of links to blobs."""
-    commit = "0" * 40
-    repository = tmp_path / "models--org--name"
-    (repository / "blobs").mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
-    snapshot = repository / "snapshots" / commit
-    snapshot.mkdir(parents=True)
-    shutil.move(write(tmp_path / "m", tensors()) / "model.safetensors", repository / "blobs" / "abc")
-    (snapshot / "model.safetensors").symlink_to(Path("../../blobs/abc"))
+    snapshot = in_the_hub(tmp_path, main=write(tmp_path / "m", tensors()))["main"]
     load = LoadConfig(download_dir=str(tmp_path))
     found = []
     for model, revision in (
         ("org/name", None),
         ("org/name", "main"),
-        ("org/name", commit),
+        ("org/name", snapshot.name),
         (str(snapshot), None),
     ):
         config = SimpleNamespace(model=model, revision=revision, quantization=None, hf_overrides={})
         found.append(weights_digest(weight_files(config, load), tmp_path / "cache", threading.Event()))
     assert len(set(found)) == 1 and found[0] == digest(write(tmp_path / "plain", tensors()))
+
+
+def test_a_draft_of_another_revision_counts(tmp_path: Path) -> None:
+    """Of the model's own repository, too; one that has the model's own files adds nothing."""
+    in_the_hub(
+        tmp_path, main=write(tmp_path / "m", tensors()), other=write(tmp_path / "n", one_bit(tensors()))
+    )
+    load = LoadConfig(download_dir=str(tmp_path))
+
+    def named(draft: str | None, drafting: LoadConfig | None = None) -> str:
+        model, of_draft = (
+            SimpleNamespace(model="org/name", revision=revision, quantization=None, hf_overrides={})
+            for revision in (None, draft)
+        )
+        speculation = SimpleNamespace(draft_model_config=of_draft, draft_load_config=drafting)
+        engine = SimpleNamespace(
+            _settings=SimpleNamespace(model_digest="", kvstore_socket=""),
+            _config=SimpleNamespace(model_config=model, load_config=load, speculative_config=speculation),
+            cache_dir=tmp_path / "cache",
+        )
+        return Spaces._digest_weights(engine, threading.Event())  # type: ignore[arg-type]
+
+    assert named(None) == named("main") == named(None, load)
+    assert named("other").split()[0] == named(None) != named("other")
+    with pytest.raises(WeightsUnknown):
+        named(None, LoadConfig(load_format="dummy"))
 
 
 # ---- what only the ranks know --------------------------------------------------------------
@@ -319,6 +351,17 @@ def test_code_that_is_not_vllms_counts(tmp_path: Path, monkeypatch: pytest.Monke
         module = __import__(name)
         made.add(foreign_code([torch.nn.Sequential(module.Layer())]))
     assert len(made) == 2 and "" not in made
+
+
+def test_the_release_of_a_library_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of transformers call what stands in other files of it, as those that make rotations do."""
+    import transformers
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    layer = LlamaRotaryEmbedding(transformers.LlamaConfig(hidden_size=64, num_attention_heads=2))
+    before = foreign_code([layer])
+    monkeypatch.setattr(transformers, "__version__", "99.0")
+    assert foreign_code([layer]) != before
 
 
 # ---- remembered ----------------------------------------------------------------------------

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.v1.request import RequestStatus
+
 from connectors import constants as limits
 from connectors.transfer import link
 from connectors.transfer.fetching import LOAD_RETRY_S
@@ -105,6 +107,26 @@ def test_what_one_rank_cannot_copy(
         assert not broken.sums.get("loaded_blocks") or "window" in shape
         assert broken.sums["load_failures"] == 1
     assert not store.open_leases
+
+
+@pytest.mark.parametrize("shape", [{}, {"extra": {"load": "sync"}}, {"window": 40}], ids=str)
+@pytest.mark.parametrize("ended", ["finished", "aborted"])
+def test_an_id_that_is_given_again_at_once(
+    worlds: Callable[..., World], store: FakeStore, shape: dict[str, Any], ended: str
+) -> None:
+    """A request with the id of one that has just ended gets the blocks of its own prompt, and no others."""
+    first = worlds(**shape)
+    first.ask("a", prompt(1, 200))
+    settle(first)
+    world = worlds(**shape)
+    request = world.ask("a", prompt(1, 200), max_tokens=2 if ended == "finished" else 50)
+    while "a" in world.scheduler.requests:
+        world.step()
+        if ended == "aborted" and request.num_output_tokens:
+            world.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    world.ask("a", prompt(2, 200))
+    settle(world)
+    assert world.check_records(store) >= 12
 
 
 def test_ranks_on_several_nodes_are_declined(
@@ -327,8 +349,6 @@ def test_a_slow_save_keeps_a_finished_requests_blocks(worlds: Callable[..., Worl
 
 def test_an_aborted_load_is_given_back(worlds: Callable[..., World], store: FakeStore) -> None:
     """A request aborted while it is loading leaves no blocks behind."""
-    from vllm.v1.request import RequestStatus
-
     filler = worlds()
     filler.ask("a", prompt(1, 200))
     settle(filler)
@@ -358,6 +378,26 @@ def test_a_hook_that_breaks_harms_nobody(
         monkeypatch.setattr(link, "open_client", store.open)
 
 
+def test_what_is_refused_costs_itself_alone(worlds: Callable[..., World], store: FakeStore) -> None:
+    """A lookup in a namespace that the daemon refuses stops no other one; it is asked again with the next request."""
+    first = worlds()
+    asked = first.ask("a", prompt(1, 200))
+    first.ask("b", prompt(2, 200))
+    settle(first)
+    store.forbidden.add(bytes(asked.block_hashes[0]))
+    second = worlds()
+    for name, seed, hit_tokens in (("a", 1, 0), ("b", 2, 192)):
+        second.ask(name, prompt(seed, 200))
+        settle(second)
+        assert second.sums.get("hit_tokens", 0) == hit_tokens
+    assert second.sums["refused"] and "hook_errors" not in second.sums
+    store.forbidden.clear()
+    second.scheduler.reset_prefix_cache()
+    second.ask("again", prompt(1, 200))
+    settle(second)
+    assert second.sums["hit_tokens"] == 2 * 192
+
+
 def test_a_lookup_that_was_not_answered_is_settled_later(
     worlds: Callable[..., World], store: FakeStore
 ) -> None:
@@ -375,18 +415,21 @@ def test_a_lookup_that_was_not_answered_is_settled_later(
 
 
 def test_sources_of_hits_are_told(worlds: Callable[..., World], store: FakeStore) -> None:
-    """vLLM learns how many tokens came from memory and how many from disk, and disk blocks are fetched early."""
+    """vLLM learns how many tokens came from memory, how many from disk, and of how many nobody can say; what is not in memory is
+    fetched early."""
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
     filler = worlds()
     request = filler.ask("a", prompt(1, 192))
     settle(filler)
     store.slow.update(bytes(name) for name in request.block_hashes[8:12])
+    store.far.add(bytes(request.block_hashes[11]))
     world = worlds()
     world.ask("a", prompt(1, 200))
     world.step()
     half = world.connector._scheduler
-    assert half.hit_sources(world.requests["a"], 192) == {CacheHitSource.HOST: 128, CacheHitSource.DISK: 64}
+    expected = {CacheHitSource.HOST: 128, CacheHitSource.DISK: 48, CacheHitSource.EXTERNAL_UNSPECIFIED: 16}
+    assert half.hit_sources(world.requests["a"], 192) == expected
     settle(world)
     assert store.count("prefetch") == 1 and world.sums["loaded_blocks"] == 12
 

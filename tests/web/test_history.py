@@ -143,6 +143,25 @@ def test_a_daemon_that_did_not_answer_leaves_a_gap() -> None:
     assert not any(s.lookups for s in told(history)[:-1])
 
 
+def test_a_clock_that_is_set_back_stops_nothing() -> None:
+    """Who asks for what came since the last sample gets all there is then, in order; and what is newer from there on."""
+    daemon, history = Daemon(), History()
+    for at_s in range(0, 3600, 5):
+        history.note(daemon.live(), at_s=float(at_s))
+        daemon.now_s += 5
+    known_s = told(history)[-1].t
+    back_s = 1800.0
+    daemon.now_s, daemon.born_s = daemon.now_s - back_s, daemon.born_s - back_s
+    history.note(daemon.live(), at_s=3600.0)
+    samples = told(history, known_s)
+    times = [sample.t for sample in samples]
+    assert times[-1] == START_S + 3600 - back_s and times == sorted(times) and times[0] < times[-1] - 1000
+    assert told(history, times[-1]) == []
+    daemon.now_s += 5
+    history.note(daemon.live(), at_s=3605.0)
+    assert [sample.t for sample in told(history, times[-1])] == [daemon.now_s]
+
+
 def test_history_is_bounded() -> None:
     """Six hours of samples and no more, whose JSON is a few hundred bytes each."""
     daemon, history = Daemon(), History()

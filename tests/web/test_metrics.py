@@ -11,15 +11,19 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from kvstore.client import Client
+from kvstore.daemon.telling import facts_of
 from kvstore.ledger.counters import Counters
+from kvstore.security.identity import Gate
 from kvstore.tools.web.asking import Answer
 from kvstore.tools.web.collector import families
 from kvstore.tools.web.names import COUNTER_MEANINGS, COUNTERS_LEFT_OUT, GROUPS, METRICS, document
+from kvstore.tools.web.strangers import Askers
+from replication.problems import Problem
 from tests.coldstart.fake_nvml import fake_nvml
 from tests.region.regions import RECORD_BYTES, arguments, chain, init, regions_file, space_of, store
 from tests.running import ROOT, Place
 from tests.web.asked import Serve, Watching, get, until, url_of, with_web
-from tests.web.told import disk, live
+from tests.web.told import NOW_S, disk, live
 
 HOSTILE = '"} 1\nkvstore_up{x="<script>alert(1)</script>\\'
 NEVER_YET = {
@@ -76,18 +80,24 @@ def test_each_counter_of_the_engine_has_a_meaning() -> None:
 
 
 def test_a_disk_that_is_left_alone_is_no_trouble_with_the_books() -> None:
-    """Each has a metric of its own, so that an alert can tell a disk from a bug."""
+    """Each has a metric of its own, so that an alert can tell a disk from a bug; a scraper that may not read names tells
+    the same."""
+    stranger = Askers("user", Gate(None))
     for of_books in ([], ["slot 1 has two owners"]):
+        broken = "nvme1 /mnt/b: is left alone: broken"
+        problems = [Problem("books", "books", text) for text in of_books] + [Problem("disk", "nvme1", broken)]
         report = live(
-            health={"ok": False, "problems": [*of_books, "nvme1 /mnt/b: is left alone: broken"]},
-            disks=[disk(0), disk(1, state="left alone", problem="nvme1 /mnt/b: is left alone: broken")],
+            health={"ok": False, "problems": [*of_books, broken]},
+            problems=facts_of(problems, NOW_S),
+            disks=[disk(0), disk(1, state="left alone", problem=broken)],
             latencies={},
             latency_bounds_s=[],
         )
-        found = {family.name: family.samples for family in families(Answer(report, "", 0.0, 0.0))}
-        assert [sample.value for sample in found["kvstore_healthy"]] == [float(not of_books)]
-        told = {s.labels["level"]: s.labels["state"] for s in found["kvstore_disk_state"]}
-        assert told == {"nvme0": "ok", "nvme1": "left alone"}
+        for read in (report, stranger.without_names(report)):
+            found = {family.name: family.samples for family in families(Answer(read, "", 0.0, 0.0))}
+            assert [sample.value for sample in found["kvstore_healthy"]] == [float(not of_books)]
+            told = {s.labels["level"]: s.labels["state"] for s in found["kvstore_disk_state"]}
+            assert told == {"nvme0": "ok", "nvme1": "left alone"}
 
 
 def test_a_daemon_with_everything_has_every_metric(place: Place, serve: Serve, tmp_path: Path) -> None:

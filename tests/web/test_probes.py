@@ -67,8 +67,8 @@ def test_a_healthy_daemon_is_healthy_and_ready(place: Place, serve: Serve) -> No
 
 
 def test_problems_make_it_unhealthy_and_leave_it_ready() -> None:
-    """Books that do not balance are a 503 of /healthz with the first of all problems; a bucket that is away is a line of it, and
-    no reason to be 503; it can serve all the same."""
+    """Books that do not balance are a 503 of /healthz, and its line names them first, whatever else is wrong for longer; a bucket
+    that is away is a line of it, and no reason to be 503; it can serve all the same."""
     books, bucket = (
         {
             "kind": kind,
@@ -81,7 +81,7 @@ def test_problems_make_it_unhealthy_and_leave_it_ready() -> None:
         }
         for kind, text in (("books", "slot 1 has two owners"), ("bucket", "no answer"))
     )
-    report = {"health": {"ok": False, "problems": ["…"]}, "problems": [books, bucket], "adopting": False}
+    report = {"health": {"ok": False, "problems": ["…"]}, "problems": [bucket, books], "adopting": False}
     assert said("/healthz", **report) == (503, "problems: books books: slot 1 has two owners (and 1 more)\n")
     assert said("/readyz", **report) == (200, "ready\n")
     report = {"health": {"ok": True, "problems": []}, "problems": [bucket], "adopting": False}

@@ -74,11 +74,34 @@ def test_a_stranger_reads_no_names(place: Place, serve: Serve) -> None:
         assert 'kvstore_tokens_asked_total{model="model-' in as_stranger(url, "/metrics").decode()
 
 
+def test_what_to_do_is_shown_unless_it_names_a_directory() -> None:
+    """A remedy is the same everywhere; one that names where a disk is mounted is for who may read names."""
+    for fix, shown in (
+        ("make room on it, or set nvme.capacity_bytes to 1GiB", True),
+        ("somebody may write keeper/ there: look at their problems", True),
+        ("mount its disk; or kvstore disks --accept /data/acme, to take what is there now", False),
+        ("kvstore disks --forget=/data/acme", False),
+    ):
+        told = Askers("user", Gate(None)).without_names({"problems": [{"kind": "disk", "fix": fix}]})
+        assert told == {"problems": [{"kind": "disk", "fix": fix if shown else HIDDEN}]}
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as somebody else")
 def test_names_can_be_for_all(place: Place, serve: Serve) -> None:
     """An operator who says so."""
     daemon = serve(place, *place.arguments, "--set=web.listen=127.0.0.1:0", "--set=web.names=all")
     assert str(place.data_dir) in as_stranger(url_of(daemon), "/live.json").decode()
+
+
+def test_a_fix_that_names_a_directory() -> None:
+    """What to do about a disk that is gone has its directory in it: that is no stranger's; all other advice is."""
+    askers = Askers("user", Gate(None))
+    advice = (
+        "mount its disk; or kvstore disks --accept /mnt/a/kv, to take it",
+        "who may write keeper/ there: look at it",
+    )
+    told = askers.without_names({"problems": [{"kind": "disk", "fix": fix} for fix in advice]})
+    assert [one["fix"] for one in told["problems"]] == [HIDDEN, advice[1]]
 
 
 VALUES = st.recursive(

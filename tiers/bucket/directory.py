@@ -3,6 +3,7 @@
 obstore is not used here: its listing ends at the first name that no object can have (bytes that are no text, a line break,
 a link to itself), and it never shows a file that was left half written.
 
+    Root          the directory itself, as long as it is there
     each_object   every object below a folder; what cannot be one, or may not be looked at, is passed over
     folder_names  the folders right below one
     sweep         removes what killed processes left: "<name>#<number>", written in the folder of an object before it is renamed
@@ -24,6 +25,31 @@ _STAGED = re.compile(r"[A-Za-z0-9._=+-]+#[0-9]{1,10}")
 _FOLDERS_DEEP_MAX = 8  # names of ours have four
 # Of one file or folder, not of the place: the others are as good as ever.
 _OF_ONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EIO, errno.ELOOP))
+
+
+class Root:
+    """The directory of a store. Where it is not, nothing is read or written: what lies at its path after an unmount is an
+    empty directory of another disk, or nothing, which a write would make anew."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._inode = os.stat(path).st_ino  # not the device: a network's has another one after each mount
+
+    def wrong(self) -> str:
+        """Why it is away, in words; "" where it is there. Another one with something in it is what took its place. Blocks on the
+        file system."""
+        try:
+            inode = os.stat(self.path).st_ino
+            if inode != self._inode:
+                with os.scandir(self.path) as entries:
+                    if next(entries, None) is None:
+                        return "another directory is there, an empty one: is it mounted?"
+                self._inode = inode
+        except PermissionError:
+            return ""  # whatever is asked for says so
+        except OSError as error:
+            return f"the directory: {error.strerror}: is it mounted?"
+        return ""
 
 
 def each_object(root: str, prefix: str) -> Iterator[ObjectInfo]:

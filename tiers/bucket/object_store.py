@@ -37,7 +37,7 @@ from obstore.store import S3Store
 
 from tiers.bucket import plain_lists
 from tiers.bucket.direct_reads import DirectReads
-from tiers.bucket.directory import each_object, folder_names, sweep
+from tiers.bucket.directory import Root, each_object, folder_names, sweep
 from tiers.bucket.object_failures import StoreErrors, failure, lacks_conditions
 from tiers.bucket.object_options import ObjectOptions
 from tiers.bucket.object_urls import open_store
@@ -89,6 +89,8 @@ class StoredObjects(Objects):
         self._room = asyncio.Semaphore(OBJECT_REQUESTS_MAX)
         self._under_way_bytes = 0  # of requests whose size is known
         self._directory = where.removeprefix("file://") if where.startswith("file:") else ""
+        self._root = Root(self._directory) if self._directory else None
+        self._looking: asyncio.Future[str] | None = None
         self._deletes_many = where.startswith(
             ("s3:", "memory:")
         )  # and says nothing of those that are missing
@@ -332,6 +334,8 @@ class StoredObjects(Objects):
                 for attempt in count():
                     try:
                         async with self._room:
+                            if self._root is not None:
+                                await self._in_time(self._require_root(self._root, asked), 0)
                             return await (work() if size_bytes is None else self._in_time(work(), size_bytes))
                     except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
                         raise
@@ -366,11 +370,20 @@ class StoredObjects(Objects):
         asked = f"{self.where}: {verb} {asked}"
         try:
             async with asyncio.timeout(self._options.deadline_s):
+                if self._root is not None:
+                    await self._require_root(self._root, asked)
                 return await asyncio.to_thread(work)
         except TimeoutError:
             raise ObjectUnavailable(f"{asked}: not done within {self._options.deadline_s:g} s") from None
         except OSError as error:
             raise failure(error, asked) from None
+
+    async def _require_root(self, root: Root, asked: str) -> None:
+        """One look at a time, for all that come meanwhile: a file system that hangs takes one thread. Raises ObjectUnavailable."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().run_in_executor(None, root.wrong)
+        if wrong := await asyncio.shield(self._looking):
+            raise ObjectUnavailable(f"{asked}: {wrong}")
 
     def _checked(self, name: str, is_prefix: bool = False) -> str:
         """The name, if it is one. Raises ObjectRefused."""

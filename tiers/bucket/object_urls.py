@@ -27,6 +27,13 @@ if TYPE_CHECKING:  # exists in obstore's stubs only
 OBJECT_CLIENT_TIMEOUT_S: Final = 24 * 3600
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+# What other stores of S3 take is theirs to say; these two are one provider's each.
+_BUCKETS: Final = {
+    "gs": (re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"), "3 to 222 of a-z 0-9 . _ -"),
+    "az": (re.compile(r"(?!.*--)[a-z0-9][a-z0-9-]{1,61}[a-z0-9]"), "3 to 63 of a-z 0-9 -, without --"),
+}
+PREFIX_CHARS_MAX: Final = 480  # names of objects have 1,024 bytes at most, of which ours take 512
+WHERE_CHARS_MAX: Final = 120  # of what is wrong, in a line
 _PREFIX = re.compile(r"(?!\.\.?(/|$))[A-Za-z0-9._=+-]+(/(?!\.\.?(/|$))[A-Za-z0-9._=+-]+)*")
 
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
@@ -79,8 +86,7 @@ def _open_bucket(scheme: str, rest: str, options: ObjectOptions) -> tuple[str, O
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.rstrip("/")
     where = f"{scheme}://{bucket}/{prefix}".rstrip("/")
-    if not _BUCKET.fullmatch(bucket) or (prefix and not _PREFIX.fullmatch(prefix)):
-        raise ObjectRefused(f"{where}: allowed is {scheme}://bucket/prefix, of letters, digits and . _ = + -")
+    _check_names(scheme, where, bucket, prefix)
     _check_endpoint(where, options)
     shared: dict[str, Any] = {
         "client_options": {
@@ -98,6 +104,27 @@ def _open_bucket(scheme: str, rest: str, options: ObjectOptions) -> tuple[str, O
     settings = {"s3": _of_s3(where, bucket, options), "gs": {}, "az": _of_azure(options)}[scheme]
     given = {name: value for name, value in settings.items() if value != ""}
     return where, kinds[scheme](bucket, **shared, **given)
+
+
+def _check_names(scheme: str, where: str, bucket: str, prefix: str) -> None:
+    """What a store would take amiss, or for another name than it is written here. Raises ObjectRefused."""
+    shown = ascii(where)[1:-1]
+    shown = shown if len(shown) <= WHERE_CHARS_MAX else shown[:WHERE_CHARS_MAX] + "…"
+    if not _BUCKET.fullmatch(bucket) or (prefix and not _PREFIX.fullmatch(prefix)):
+        raise ObjectRefused(f"{shown}: allowed is {scheme}://bucket/prefix, of letters, digits and . _ = + -")
+    is_bucket, allowed = _BUCKETS.get(scheme, (_BUCKET, ""))
+    if not is_bucket.fullmatch(bucket):
+        raise ObjectRefused(
+            f"{shown}: its bucket: allowed are {allowed}, beginning and ending with a letter or digit"
+        )
+    if len(prefix) > PREFIX_CHARS_MAX:
+        raise ObjectRefused(
+            f"{shown}: a prefix of {len(prefix)} characters: at most {PREFIX_CHARS_MAX} are allowed"
+        )
+    if scheme == "az" and any(part.endswith(".") for part in prefix.split("/")):
+        raise ObjectRefused(f"{shown}: no part of its prefix may end with a dot, which Azure leaves out")
+    if scheme == "gs" and prefix.startswith(".well-known/acme-challenge"):
+        raise ObjectRefused(f"{shown}: Google keeps .well-known/acme-challenge for itself")
 
 
 def _check_endpoint(where: str, options: ObjectOptions) -> None:

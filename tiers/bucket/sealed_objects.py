@@ -19,6 +19,7 @@ from tiers.bucket.objects import Bytes, ObjectInfo, Objects, Range
 from tiers.bucket.seals import Sealed, Seals, Unsealed
 from tiers.constants import KEY_ID_BYTES, MIB, TAG_BYTES
 from tiers.errors import ObjectDamaged, ObjectKeyUnknown
+from tiers.parsing import is_later
 from tiers.together import in_thread
 
 SEALED_MAGIC: Final = b"KVSEAL1\n"
@@ -108,6 +109,8 @@ class SealedObjects(Objects):
             raise kind(f"{self.where}: {name}: {error}") from error
 
     def _content(self, name: str, content: memoryview) -> bytes:
+        if is_later(content, SEALED_MAGIC):
+            raise Unsealed("sealed in the manner of a later version", is_of_other_key=True)
         if bytes(content[: len(SEALED_MAGIC)]) != SEALED_MAGIC or len(content) < SEAL_BYTES:
             raise Unsealed("it has no seal")
         body = bytes(content[len(SEALED_MAGIC) :])

@@ -38,7 +38,7 @@ class Sealed(NamedTuple):
 
 class Unsealed(Exception):
     """This was not written with a key of this deployment, or not under this name. is_of_other_key: it says that it was sealed
-    with a key that is not in the file; whether that is true cannot be known here."""
+    with a key that is not in the file, or by a later version; whether that is true cannot be known here."""
 
     def __init__(self, why: str, is_of_other_key: bool = False) -> None:
         super().__init__(why)

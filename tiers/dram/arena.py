@@ -180,6 +180,10 @@ class Arena:
         self._table.ready(slots, checksums, stored_s)
         self._ready += len(slots)
 
+    def restamp(self, slots: Sequence[int], stored_s: int) -> None:
+        """These records say that they were stored then."""
+        self._table.restamp(slots, stored_s)
+
     def free_run(self, slots: Sequence[int]) -> None:
         """Drop records, or abort writes whose writer says that it is done."""
         writing = self.owners.writing(slots)

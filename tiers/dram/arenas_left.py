@@ -56,6 +56,19 @@ def find_arenas(directories: Sequence[Path]) -> list[Found]:
     return [arena for arena in found if arena is not None]
 
 
+def hidden(directories: Sequence[Path]) -> list[Path]:
+    """Those of them that this user may not look into: what lies there is not found."""
+    found = []
+    for directory in dict.fromkeys(directories):
+        try:
+            os.scandir(directory).close()
+        except PermissionError:
+            found.append(directory)
+        except OSError:
+            continue
+    return found
+
+
 def held_bytes(path: Path) -> int:
     """Memory that an arena's two files have."""
     return sum(status.st_blocks * 512 for status in _statuses(path))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tiers.constants import MEMORY_HEADROOM_BYTES
+from tiers.parsing import mount_path
 
 PROC: Final = Path("/proc")
 _NO_LIMIT_BYTES: Final = 1 << 60  # cgroup v1 says "none" by a number near 2**63
@@ -98,10 +99,10 @@ def _groups(proc: Path, process: str = "self") -> Iterator[tuple[_Hierarchy, Pat
             paths[_V2] = path
         elif "memory" in controllers.split(","):
             paths[_V1] = path
-    for line in (proc / process / "mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        root, mount = (part.encode().decode("unicode_escape") for part in before.split()[3:5])
-        kind, _, options = after.split()[:3]
+    for row in (proc / process / "mountinfo").read_bytes().rstrip(b"\n").split(b"\n"):
+        before, _, after = row.partition(b" - ")
+        root, mount = map(mount_path, before.split(b" ")[3:5])
+        kind, _, options = after.decode(errors="backslashreplace").split()[:3]
         hierarchy = {"cgroup": _V1, "cgroup2": _V2}.get(kind)
         if hierarchy is None or hierarchy not in paths:
             continue

@@ -23,6 +23,7 @@ from typing import Final, Literal
 from tiers.constants import SLAB_ALIGN_BYTES
 from tiers.errors import OpenError, SettingError
 from tiers.nvme.direct import free_bytes
+from tiers.parsing import mount_path
 from tiers.sizes import format_bytes
 
 HugePages = Literal["auto", "on", "off"]
@@ -45,7 +46,7 @@ _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctype
 
 @dataclass(slots=True, frozen=True)
 class Mount:
-    """One line of the mount table."""
+    """One line of the mount table. source: for people."""
 
     path: Path
     kind: str
@@ -56,9 +57,9 @@ class Mount:
 def mounts(table: Path = Path("/proc/self/mounts")) -> list[Mount]:
     """Every mount of this process's namespace, in mount order."""
     found = []
-    for line in table.read_text().splitlines():
-        source, path, kind, options = line.split(" ")[:4]
-        path = path.encode().decode("unicode_escape")
+    for line in table.read_bytes().rstrip(b"\n").split(b"\n"):
+        path = mount_path(line.split(b" ")[1])
+        source, _, kind, options = line.decode(errors="backslashreplace").split(" ")[:4]
         found.append(Mount(Path(path), kind, frozenset(options.split(",")), source))
     return found
 

@@ -5,9 +5,9 @@
     │ header │ generations … │ row 0 │ row 1 │ … │         │ slab 0 │ slab 1 │ … │
 
     row, 256 bytes
-    0       1    8          16         32         40     44    125      206       255
-    │ state │ 0… │ row hash │ checksum │ stored_s │ size │ key │ parent │ columns │ 0
-                                                  ╰── covered by the row hash ────╯
+    0       1   4           8          16         32         40     44    125      206       255
+    │ state │ 0 │ time mark │ row hash │ checksum │ stored_s │ size │ key │ parent │ columns │ 0
+                                                             ╰── covered by the row hash ────╯
 
 Slot (slab, position) has number `slab * rows_per_slab + position`, where rows_per_slab is
 the number of the smallest slots in a slab; row and generation are found by that number.
@@ -21,14 +21,15 @@ Why a row may be believed after `kill -9` (stores of one process land in program
 
 * taking: size, key, parent, columns and row hash are stored before the state becomes WRITING, and
   do not change until it is FREE again;
-* committing: checksum and time are stored before the state becomes READY;
+* committing: checksum and time are stored before the state becomes READY, with the mark of the time;
 * giving back: the generation is raised before the state becomes FREE, so a reader that
   copied bytes out knows that they may have been replaced. A kill in between leaves a READY
   row whose bytes were not touched: it is adopted, under the new generation.
 
 The state is one byte. The row hash is there for damage, not for kills; it is seeded with
 the row's number, so that a row that was copied elsewhere is not believed. It does not cover
-the checksum, which is compared with the bytes anyway, so that a commit hashes nothing.
+the checksum, which is compared with the bytes anyway, so that a commit hashes nothing. The time has a mark of its own, for a time
+that is not true would be taken for the clock's, and end every TTL; it is 0 in rows of older programs.
 """
 
 from __future__ import annotations
@@ -57,16 +58,18 @@ WRITING: Final = 1
 READY: Final = 2
 
 # Positions inside a row, in words of 8 bytes and in bytes.
+_STATE_WORD: Final = 0
 _HASH_WORD: Final = 1
 _CHECKSUM_WORD: Final = 2
 _STORED_WORD: Final = 4
-_CHECKSUM_AT: Final = 8 * _CHECKSUM_WORD
 _BODY_AT: Final = 40
 _BODY = struct.Struct(f"<I{KEY_BYTES_MAX + 1}p{KEY_BYTES_MAX + 1}p{COLUMNS_BYTES_MAX + 1}p")
-_RECORD = struct.Struct(f"<{CHECKSUM_BYTES}sQ{_BODY.format[1:]}")
+_ROW = struct.Struct(f"<4xI8x{CHECKSUM_BYTES}sQ{_BODY.format[1:]}")
 _SIZE = struct.Struct("<I")
 _END: Final = _BODY_AT + _BODY.size
 _USED = re.compile(rb"[^\x00]")
+_MARK_FACTOR: Final = 0x9E3779B1  # odd: no two times have one mark
+_MARK_MASK: Final = (1 << 32) - 1
 _GENERATION_MASK: Final = (1 << 64) - 1
 
 # (number of slots, offset of the first in the data file, of its generation in the table file) for each run of
@@ -166,10 +169,10 @@ class SlotTable:
         return self._generations[self._number(slot)]
 
     def record(self, slot: int) -> Record:
-        """The row as a record; its checksum and time mean something once the slot is READY."""
-        checksum, stored_s, size, key, parent, columns = _RECORD.unpack_from(
-            self._map, self._row(slot) + _CHECKSUM_AT
-        )
+        """The row as a record; its checksum and time mean something once the slot is READY. A damaged time is not known."""
+        mark, checksum, stored_s, size, key, parent, columns = _ROW.unpack_from(self._map, self._row(slot))
+        if mark and mark != _mark(stored_s):
+            stored_s = 0
         return Record(key, parent, size, checksum, stored_s, columns)
 
     def extents(self, slots: Sequence[int], slot_bytes: Sequence[int]) -> Extents:
@@ -206,9 +209,10 @@ class SlotTable:
 
     def ready(self, slots: Sequence[int], checksums: bytes, stored_s: int) -> None:
         """WRITING becomes READY. checksums: joined, one after the other."""
-        states, words = self._bytes, self._words
+        words = self._words
         rows_at, rows_per_slab = self._rows_at, self._rows_per_slab
         halves = memoryview(checksums).cast("Q")
+        ready = READY | _mark(stored_s) << 32
         at = 0
         for slot in slots:
             row = rows_at + ((slot >> 16) * rows_per_slab + (slot & 0xFFFF)) * ROW_BYTES
@@ -216,8 +220,18 @@ class SlotTable:
             words[word + _CHECKSUM_WORD] = halves[at]
             words[word + _CHECKSUM_WORD + 1] = halves[at + 1]
             words[word + _STORED_WORD] = stored_s
-            states[row] = READY
+            words[word + _STATE_WORD] = ready
             at += 2
+
+    def restamp(self, slots: Sequence[int], stored_s: int) -> None:
+        """These READY rows say that time from now on. A kill in between leaves the one before or this one: without a mark
+        either is believed."""
+        words = self._words
+        for slot in slots:
+            word = self._row(slot) >> 3
+            words[word + _STATE_WORD] = READY
+            words[word + _STORED_WORD] = stored_s
+            words[word + _STATE_WORD] = READY | _mark(stored_s) << 32
 
     def raise_generations(self, slots: Sequence[int]) -> None:
         """From now on the generation of these slots shows that they are not their leases' any more."""
@@ -235,9 +249,12 @@ class SlotTable:
             states[rows_at + number * ROW_BYTES] = FREE
 
     def is_sound(self, slot: int) -> bool:
-        """Whether the row hash matches; not meaningful for a FREE row."""
-        row = self._row(slot)
-        stored = self._words[(row >> 3) + _HASH_WORD]
+        """Whether the row hash matches, and the time of a READY row; not meaningful for a FREE row."""
+        row, words = self._row(slot), self._words
+        mark, is_ready = words[row >> 3] >> 32, self._map[row] == READY
+        if is_ready and mark and mark != _mark(words[(row >> 3) + _STORED_WORD]):
+            return False
+        stored = words[(row >> 3) + _HASH_WORD]
         return stored == xxhash.xxh64_intdigest(self._bytes[row + _BODY_AT : row + _END], row)
 
     def used_slots(self, fd: int) -> Iterator[int]:
@@ -263,6 +280,11 @@ class SlotTable:
 
     def _row(self, slot: int) -> int:
         return self._rows_at + self._number(slot) * ROW_BYTES
+
+
+def _mark(stored_s: int) -> int:
+    """32 bits that follow from a time, not 0: another one for each time that differs in some bits."""
+    return ((stored_s ^ stored_s >> 32) * _MARK_FACTOR + _MARK_FACTOR & _MARK_MASK) or 1
 
 
 def _has_data(fd: int, start: int, stop: int) -> bool:

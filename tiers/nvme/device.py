@@ -12,7 +12,7 @@ record costs no memory here but its flag in the pool.
 
 So a row may name a record that was evicted, even one whose bytes are overwritten already; at
 the next start it is found again, and is either true or caught by its checksum. What must not
-come back is cleared.
+come back is cleared, rows of slots that are free included (`rows_of`, `clear_rows`).
 
 Threads. The engine's thread has the pool: it takes and gives slots, and never waits for the
 disk. Everything else blocks, and runs in the I/O threads of this device alone; it may hang
@@ -30,20 +30,22 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from tiers import checksum
-from tiers.base import Get, Put, Record, TierStats
+from tiers.base import NAMESPACE_BYTES, Get, Put, Record, TierStats
 from tiers.constants import ROW_BYTES, SLAB_BYTES, SLOT_BYTES_MIN
-from tiers.errors import OpenError
-from tiers.nvme.device_home import Home
+from tiers.errors import DamagedError, OpenError
+from tiers.nvme.device_home import Home, marker_of_ours
 from tiers.nvme.device_slabs import Slabs
+from tiers.nvme.device_table import NAME as TABLE
 from tiers.nvme.device_table import Piece, Row, RowTable, runs
 from tiers.nvme.direct import Direct, DiskIO
 from tiers.slots import SLAB_SLOTS_MAX, SLOT_ALIGN_BYTES, SlotPool, slot_bytes_for
@@ -71,9 +73,9 @@ class DeviceCounters:
 class Memory(Protocol):
     """Who remembers which disk is which. Called in the device's thread."""
 
-    def recognise(self, path: Path) -> str:
-        """Before anything is opened: who the directory is to be where it does not say so itself, "" for a new one.
-        Raises an OpenError where it is not what is meant."""
+    def recognise(self, path: Path) -> tuple[str, str]:
+        """Before anything is opened: who the directory is to be where it does not say so itself, "" for a new one; and of which one it
+        is a copy, so that what it says is not true, "" for none. Raises an OpenError where it is not what is meant."""
 
     def opened(self, path: Path, disk: str) -> None:
         """It is open, and is this one. Raises nothing."""
@@ -98,7 +100,8 @@ class Device:
         clock: Callable[[], float] = time.monotonic,
         memory: Memory | None = None,
     ) -> None:
-        """Does not touch the disk. The ranges of sizes are those of the configuration."""
+        """Does not touch the disk. The ranges of sizes are those of the configuration. With a LookingIO nothing on it is changed, and
+        damage is only counted."""
         assert 0 < slot_bytes_min <= slab_bytes <= SLAB_SLOTS_MAX * SLOT_ALIGN_BYTES, f"slabs of {slab_bytes}"
         assert (slot_bytes_min | slab_bytes) % SLOT_ALIGN_BYTES == 0, f"slots of {slot_bytes_min}"
         self.path = path
@@ -161,8 +164,9 @@ class Device:
     def open(self) -> None:
         """Claim the directory and open its files; then `scan`. Raises an OpenError, and leaves nothing open."""
         memory = self._memory
-        disk = memory.recognise(self.path) if memory is not None else ""
-        home = Home(self.path, self.slab_bytes, self.slot_bytes_min, disk)
+        disk, original = memory.recognise(self.path) if memory is not None else ("", "")
+        may_change = self._io.may_change
+        home = Home(self.path, self.slab_bytes, self.slot_bytes_min, disk, original, may_change)
         try:
             self._slabs = Slabs(self.path, self.slab_count, self.slab_bytes, self._io, self._direct)
             rows_per_slab = self.slab_bytes // self.slot_bytes_min
@@ -267,12 +271,16 @@ class Device:
         MISS: the slot holds another record, another size or none. CORRUPT: the bytes are not
         those of the row, which is dropped. After anything but HIT the destination is undefined.
         """
+        return [(answer, row.checksum if row is not None else b"") for answer, row in self.read_rows(items)]
+
+    def read_rows(self, items: Sequence[tuple[int, bytes, memoryview]]) -> list[tuple[Get, Row | None]]:
+        """As `read`, with the row of each HIT."""
         rows = self._rows([slot for slot, _key, _view in items])
-        answers = []
+        answers: list[tuple[Get, Row | None]] = []
         for slot, key, view in items:
             row = rows.get(slot, Get.FAILED)
             answer = row if isinstance(row, Get) else self._read(row, key, view)
-            answers.append((answer, row.checksum if answer is Get.HIT and isinstance(row, Row) else b""))
+            answers.append((answer, row if answer is Get.HIT and isinstance(row, Row) else None))
         return answers
 
     def rows(self, slots: Sequence[int]) -> list[Row | None]:
@@ -283,13 +291,38 @@ class Device:
     def clear(self, slots: Sequence[int]) -> bool:
         """Forget these rows for good, kill -9 or not; False where the disk refused some of them."""
         is_done = True
-        for run in runs(slots):
+        for run in runs(slots) if self._io.may_change else ():
             try:
                 self._table.clear(run)
             except OSError as error:
                 self._count_error("clearing rows", error)
                 is_done = False
         return is_done
+
+    def rows_of(self, is_meant: Callable[[bytes], bool]) -> Iterator[list[Row]]:
+        """All rows of some namespaces, of slots that are free as well, in pieces that may be empty. is_meant: whether a namespace
+        is one of them. Raises OSError."""
+        for run in self._table.pieces():
+            piece = self._table.scan(run)[0]
+            yield piece.only(
+                [at for at, key in enumerate(piece.keys) if is_meant(key[:NAMESPACE_BYTES])]
+            ).rows()
+
+    def clear_rows(self, rows: Sequence[Row]) -> bool:
+        """As `clear`, but for slots that were written again since these rows were read."""
+        try:
+            self._table.clear_rows(rows)
+        except OSError as error:
+            self._count_error("clearing rows", error)
+            return False
+        return True
+
+    def restamp(self, keys: Mapping[int, bytes], stored_s: int) -> None:
+        """These records, by slot, were stored then, where they are there still."""
+        try:
+            self._table.restamp(keys, stored_s)
+        except OSError as error:
+            self._count_error("writing rows", error)
 
     def check(self) -> list[str]:
         """One line per violation. Blocks; only while nothing else is under way."""
@@ -396,15 +429,17 @@ class Device:
         with self._counting:
             self.counters.corrupt += 1
         self._warn(f"record {row.key.hex()} is corrupt: dropped")
-        self._table.clear_row(row)
+        if self._io.may_change:
+            self._table.clear_rows([row])
 
     # -- room ------------------------------------------------------------------------
 
     @property
     def has_growth_due(self) -> bool:
         """Whether `grow` has work now."""
-        spare = self._pool.slot_bytes.count(0) - len(self._unbacked)
-        return bool(self._unbacked) and spare < DEVICE_SPARE_SLABS and self._clock() >= self._grow_at
+        spare = self._pool.uncut - len(self._unbacked)
+        is_wanted = bool(self._unbacked) and self._io.may_change
+        return is_wanted and spare < DEVICE_SPARE_SLABS and self._clock() >= self._grow_at
 
     def grow(self) -> None:
         """Back slabs ahead of need, so that a slot that is handed out has its bytes on the disk."""
@@ -445,6 +480,30 @@ class Device:
                 self._warn_at = self._clock() + NVME_RETRY_S
         if is_due:
             _log.warning("nvme directory %s: %s", self.path, text)
+
+
+def device_as_made(
+    path: Path, direct: Direct, io: DiskIO | None = None, memory: Memory | None = None
+) -> Device:
+    """That of a directory as it was made, whatever the settings say now. Blocks on the disk. Raises OpenError, OSError."""
+    made = marker_of_ours(path)
+    rows_per_slab = made.slab_bytes // made.slot_bytes_min if made.slot_bytes_min > 0 else 0
+    is_possible = 0 < made.slab_bytes <= SLAB_SLOTS_MAX * SLOT_ALIGN_BYTES and rows_per_slab > 0
+    if not is_possible or (made.slab_bytes | made.slot_bytes_min) % SLOT_ALIGN_BYTES:
+        raise DamagedError(
+            f"nvme directory {path}: its marker says slabs of {made.slab_bytes}, slots of {made.slot_bytes_min}"
+        )
+    slabs = max(1, os.stat(path / TABLE).st_size // (rows_per_slab * ROW_BYTES))
+    capacity_bytes = capacity_for(slabs, made.slab_bytes, made.slot_bytes_min)
+    return Device(
+        path,
+        capacity_bytes,
+        made.slab_bytes,
+        direct,
+        slot_bytes_min=made.slot_bytes_min,
+        io=io,
+        memory=memory,
+    )
 
 
 def slab_count_for(capacity_bytes: int, slab_bytes: int, slot_bytes_min: int = SLOT_BYTES_MIN) -> int:

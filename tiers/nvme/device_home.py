@@ -72,19 +72,28 @@ class _Magic(msgspec.Struct):
 class Home:
     """A claimed directory: marked as ours and locked until `release` or the process ends."""
 
-    def __init__(self, path: Path, slab_bytes: int, slot_bytes_min: int, disk: str = "") -> None:
-        """Claim `path`, making it if needed. disk: who it is to be where it does not say so itself, "" for a new one. Raises
+    def __init__(
+        self,
+        path: Path,
+        slab_bytes: int,
+        slot_bytes_min: int,
+        disk: str = "",
+        original: str = "",
+        may_change: bool = True,
+    ) -> None:
+        """Claim `path`, making it if needed. disk: who it is to be where it does not say so itself; "" for a new one. original: of
+        which directory it is a copy, so that it is to be a new one. may_change: if not, it is only locked, and has to be ours. Raises
         an OpenError; then nothing was changed."""
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if may_change:
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_access(path)
             with contextlib.suppress(DamagedError):
                 read_marker(path)  # a directory that is not ours gets no lock file
-            self._lock_fd = _lock(path)
+            self._lock_fd = _lock(path, os.O_RDWR | os.O_CREAT if may_change else os.O_RDONLY)
             try:
-                self.marker = self._claim(
-                    path, Marker(DEVICE_VERSION, _new(), slab_bytes, slot_bytes_min, disk)
-                )
+                wanted = Marker(DEVICE_VERSION, _new(), slab_bytes, slot_bytes_min, disk)
+                self.marker = self._claim(path, wanted, original) if may_change else marker_of_ours(path)
             except BaseException:
                 self.release()
                 raise
@@ -103,15 +112,18 @@ class Home:
             return False
 
     @staticmethod
-    def _claim(path: Path, wanted: Marker) -> Marker:
+    def _claim(path: Path, wanted: Marker, original: str) -> Marker:
         try:
             found = read_marker(path)
             changed = _difference(found, wanted) if found is not None else ""
         except DamagedError:
             found, changed = None, f"its {MARKER} is damaged"
-        wanted = replace(wanted, disk=(found.disk if found is not None else "") or wanted.disk or _new())
+        if original:
+            _log.warning("nvme directory %s: a copy of %s, and a disk of its own from now on", path, original)
+        said = found.disk if found is not None and not original else ""
+        wanted = replace(wanted, disk=said or wanted.disk or _new())
         if found is not None and not changed:
-            if found.disk:
+            if said:
                 return found
             wanted = replace(wanted, instance=found.instance)
         else:
@@ -178,6 +190,18 @@ def read_marker(path: Path) -> Marker | None:
     return marker
 
 
+def marker_of_ours(path: Path) -> Marker:
+    """That of a directory whose records this program can read. Raises OpenError, OSError."""
+    marker = read_marker(path)
+    if marker is None:
+        raise NotOursError(f"nvme directory {path}: is empty")
+    if marker.version != DEVICE_VERSION:
+        raise VersionError(
+            f"nvme directory {path}: format version {marker.version}; a start begins cold with version {DEVICE_VERSION}"
+        )
+    return marker
+
+
 def _damaged_or_not_ours(path: Path, error: Unreadable) -> OpenError:
     """By the other files in its directory."""
     if (path / TABLE).exists():
@@ -206,8 +230,8 @@ def _check_access(path: Path) -> None:
         raise SettingError(f"nvme directory {path}: others may write into it (mode {mode:o}); chmod go-w")
 
 
-def _lock(path: Path) -> int:
-    fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _lock(path: Path, flags: int) -> int:
+    fd = os.open(path / LOCK, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

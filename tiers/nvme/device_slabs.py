@@ -50,7 +50,7 @@ class Slabs:
     """Slab files 0 to slab_count - 1, each of slab_bytes once backed."""
 
     def __init__(self, path: Path, slab_count: int, slab_bytes: int, io: DiskIO, direct: Direct) -> None:
-        """Looks which files there are; removes those beyond slab_count, and what cannot be a slab.
+        """Looks which files there are; removes those beyond slab_count, and what cannot be a slab, where `io` may change something.
 
         Raises OSError, also where `direct` is "on" and the file system cannot.
         """
@@ -72,7 +72,7 @@ class Slabs:
         """Which files there are. Raises OSError."""
         found, slab_bytes = self._sizes(), self._slab_bytes
         for slab, size_bytes in found.items():
-            if slab >= slab_count or not 0 <= size_bytes <= slab_bytes:
+            if self._io.may_change and (slab >= slab_count or not 0 <= size_bytes <= slab_bytes):
                 os.unlink(self._file(slab))
         self.backed = {slab for slab, size in found.items() if slab < slab_count and size == slab_bytes}
         self.short = {slab: size for slab, size in found.items() if 0 < size < slab_bytes}

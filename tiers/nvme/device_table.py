@@ -28,7 +28,7 @@ import errno
 import os
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -92,14 +92,16 @@ class RowTable:
     def __init__(
         self, directory: Path, slab_count: int, rows_per_slab: int, instance: str, io: DiskIO
     ) -> None:
-        """Opens the file, or makes it, with room for slab_count slabs; cuts off what lies beyond."""
+        """Opens the file, or makes it, with room for slab_count slabs; cuts off what lies beyond. Where `io` may change nothing, it is
+        opened as it is."""
         self._rows_per_slab = rows_per_slab
         self._seed = _digest(instance.encode()) >> 1  # the sum with a row's number stays below 2**64
         self._io = io
         self._changing = threading.Lock()
         self._fd = io.open(directory / NAME, os.O_RDWR | os.O_CREAT)
         try:
-            os.ftruncate(self._fd, slab_count * rows_per_slab * ROW_BYTES)
+            if io.may_change:
+                os.ftruncate(self._fd, slab_count * rows_per_slab * ROW_BYTES)
         except OSError:
             os.close(self._fd)
             raise
@@ -121,32 +123,48 @@ class RowTable:
 
     def write(self, rows: Sequence[Row]) -> None:
         """Write the rows of neighbouring slots of one slab, in ascending order, at once."""
+        number, packed = self._packed(rows)
+        with self._changing:
+            self._store(number, packed)
+
+    def restamp(self, keys: Mapping[int, bytes], stored_s: int) -> None:
+        """Have the rows of these slots say that time, where they are of these keys still, and say an earlier one."""
+        for run in runs(keys):
+            with self._changing:
+                for row in self.read(run):
+                    if row is not None and row.key == keys[row.slot] and row.stored_s < stored_s:
+                        self._store(*self._packed([row._replace(stored_s=stored_s)]))
+
+    def _packed(self, rows: Sequence[Row]) -> tuple[int, bytearray]:
+        """The number of the first one, and the bytes of all."""
         number = self._number(rows[0].slot)
         packed = bytearray()
         for at, (_, key, parent, size_bytes, checksum, stored_s, columns) in enumerate(rows):
             assert 0 < len(key) <= KEY_BYTES_MAX and len(parent) <= KEY_BYTES_MAX
             body = _ROW.pack(0, size_bytes, stored_s, checksum, key, parent, columns)[_BODY_AT:]
             packed += _digest(body, self._seed + number + at).to_bytes(_BODY_AT, "little") + body + _PADDING
-        with self._changing:
-            self._store(number, packed)
+        return number, packed
 
     def clear(self, run: range) -> None:
         """Forget the rows of neighbouring slots of one slab. Outlives kill -9."""
         with self._changing:
             self._store(self._number(run.start), bytes(len(run) * ROW_BYTES))
 
-    def clear_row(self, row: Row) -> None:
-        """Forget this row, unless its slot was written again meanwhile."""
-        with self._changing:
-            if self.read(range(row.slot, row.slot + 1)) == [row]:
-                self._store(self._number(row.slot), bytes(ROW_BYTES))
+    def clear_rows(self, rows: Sequence[Row]) -> None:
+        """Forget these rows, but for those whose slots were written again meanwhile."""
+        known = {row.slot: row for row in rows}
+        for run in runs(known):
+            with self._changing:
+                same = [row.slot for row in self.read(run) if row is not None and row == known[row.slot]]
+                for part in runs(same):
+                    self._store(self._number(part.start), bytes(len(part) * ROW_BYTES))
 
     # -- all of them ---------------------------------------------------------------
 
     def pieces(self) -> Iterator[range]:
         """The slots that may have rows, in runs of at most DEVICE_PIECE_ROWS of one slab, ascending.
 
-        Holes of the file are skipped: of slabs cut into large slots only the first rows were ever written.
+        Holes of the file are skipped: of slabs cut into large slots only the first rows were ever written. Raises OSError.
         """
         for start, stop in self._extents():
             number = start // ROW_BYTES
@@ -176,8 +194,10 @@ class RowTable:
         while True:
             try:
                 start = os.lseek(self._fd, stop, os.SEEK_DATA)
-            except OSError:  # ENXIO: nothing but a hole from here to the end
-                return
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing but a hole from here to the end
+                    return
+                raise
             stop = os.lseek(self._fd, start, os.SEEK_HOLE)
             yield start, stop
 

@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 class DiskIO:
     """System calls of the NVMe tier, as they are. Every method raises OSError."""
 
+    may_change = True  # whether files may be made, cut, written and removed
+
     def open(self, path: Path, flags: int) -> int:
         return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
@@ -50,6 +52,21 @@ class DiskIO:
     def free_bytes(self, path: Path) -> int:
         """Bytes that may still be allocated on the file system of `path`."""
         return free_bytes(path)
+
+
+class LookingIO(DiskIO):
+    """Those that change nothing."""
+
+    may_change = False
+
+    def open(self, path: Path, flags: int) -> int:
+        return super().open(path, flags & ~(os.O_RDWR | os.O_CREAT))
+
+    def pwritev(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        raise OSError(errno.EROFS, "only looked at")
+
+    def fallocate(self, fd: int, size_bytes: int, offset: int = 0) -> None:
+        raise OSError(errno.EROFS, "only looked at")
 
 
 def free_bytes(path: Path) -> int:

@@ -39,10 +39,22 @@ from tiers.errors import (
     ObjectRefused,
     ObjectUnavailable,
     PackDamaged,
+    PackUnknown,
 )
 from tiers.packs.codecs import CODECS, decode_into, encode
 from tiers.packs.pack_memory import PackMemory
-from tiers.packs.packs import Pack, PackHeader, describe, encoded, header_end, pack_name, parse
+from tiers.packs.packs import (
+    PRELUDE_BYTES,
+    SEALED_PACK_MAGIC,
+    Pack,
+    PackHeader,
+    describe,
+    encoded,
+    header_end,
+    pack_name,
+    parse,
+)
+from tiers.parsing import is_later
 from tiers.together import in_thread
 
 DIRECT_READ_BYTES_MIN: Final = 1 * MIB  # less is not worth a thread
@@ -74,7 +86,7 @@ async def put_pack(objects: Objects, header: PackHeader, records: Sequence[Bytes
 
 
 async def read_pack(objects: Objects, namespace: bytes, pack_id: bytes) -> Pack:
-    """What a pack says of itself. Raises PackDamaged, where it is not the pack of this name, and ObjectError."""
+    """What a pack says of itself. Raises PackUnknown, PackDamaged where it is not the pack of this name, and ObjectError."""
     name = pack_name(namespace, pack_id)
     where = f"{objects.where}: {name}"
     size_bytes = (await objects.head(name)).size_bytes
@@ -95,11 +107,20 @@ async def read_pack(objects: Objects, namespace: bytes, pack_id: bytes) -> Pack:
     return pack
 
 
+async def is_pack_later(objects: Objects, name: str) -> bool:
+    """Whether a pack is of a later version, as its beginning says; False where it cannot be read. Raises ObjectUnavailable."""
+    try:
+        (first,) = await objects.get_ranges(name, [(0, PRELUDE_BYTES)])
+    except (ObjectMissing, ObjectDamaged, ObjectRefused):
+        return False
+    return is_later(first, SEALED_PACK_MAGIC)
+
+
 async def fetch_records(objects: Objects, pack: Pack, wanted: Sequence[tuple[int, memoryview]]) -> list[Get]:
     """Read records, by their index, into views of exactly their size; one answer each, in the same order.
 
-    HIT: the view holds the bytes, and their checksum matched. MISS: no such object or index, a view of another size, or
-    a codec or a key that is not known here. CORRUPT: other bytes came back, or fewer. REFUSED: the store does not hand it out. FAILED: the
+    HIT: the view holds the bytes, and their checksum matched. MISS: no such object or index, or a view of another size. UNKNOWN: a codec
+    or a key that is not known here. CORRUPT: other bytes came back, or fewer. REFUSED: the store does not hand it out. FAILED: the
     store failed. After any other answer than HIT the view's content is undefined. Never raises but when cancelled, and returns only when
     the views are not written any more.
     """
@@ -111,7 +132,11 @@ async def fetch_records(objects: Objects, pack: Pack, wanted: Sequence[tuple[int
         if 0 <= index < header.count and view.nbytes == header.spec.record_bytes
     ]
     is_true = _truth(header, objects.seals)
-    if not fits or header.codec not in CODECS or is_true is None:
+    if header.codec not in CODECS or is_true is None:
+        for at in fits:
+            answers[at] = Get.UNKNOWN
+        return answers
+    if not fits:
         return answers
     asked = [wanted[at] for at in fits]
     results = await _fetch_in_place(objects, pack, asked, is_true)
@@ -174,7 +199,7 @@ async def copy_pack(source: Objects, to: Objects, pack: Pack, got: Callable[[], 
 
 
 async def verified_pack(source: Objects, pack: Pack) -> memoryview:
-    """All bytes of an announced pack, if they are right. Raises PackDamaged, ObjectMissing, ObjectError."""
+    """All bytes of an announced pack, if they are right. Raises PackDamaged, PackUnknown, ObjectMissing, ObjectError."""
     content = await _whole(source, pack)
     where = f"{source.where}: {pack.name}"
     await _in_thread(pack.size_bytes, lambda: _verify(pack, content, where, source.seals))
@@ -277,7 +302,7 @@ def _verify(pack: Pack, content: memoryview, where: str, seals: Seals | None) ->
         raise PackDamaged(f"{where}: another pack than the one that was announced")
     header = pack.header
     if header.codec not in CODECS:
-        raise PackDamaged(f"{where}: codec {header.codec!r}: known here are {CODECS}")
+        raise PackUnknown(f"{where}: of a later version: codec {header.codec!r}, known here are {CODECS}")
     is_true = _truth(header, seals)
     if is_true is None:
         raise PackDamaged(f"{where}: its records have no tags of a key that is known here")

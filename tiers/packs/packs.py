@@ -31,10 +31,10 @@ from tiers.bucket.objects import Range
 from tiers.bucket.seals import Sealed, Seals, Unsealed
 from tiers.checksum import column_sizes
 from tiers.constants import KEY_ID_BYTES, TAG_BYTES
-from tiers.errors import ObjectKeyUnknown, PackDamaged
+from tiers.errors import ObjectKeyUnknown, PackDamaged, PackUnknown
 from tiers.namespace_spec import FIELDS_MAX, NamespaceSpec
 from tiers.packs.codecs import may_be
-from tiers.parsing import ParserErrors, parser_failure
+from tiers.parsing import ParserErrors, is_later, parser_failure
 
 PACK_MAGIC = b"KVPACK1\n"
 SEALED_PACK_MAGIC: Final = b"KVPACK2\n"
@@ -147,10 +147,12 @@ def describe(header: PackHeader, seals: Seals | None = None) -> tuple[Pack, byte
 
 
 def header_end(prelude: bytes | memoryview, where: str) -> int:
-    """Where the header ends, from the first PRELUDE_BYTES of an object. Raises PackDamaged; `where`: its name."""
+    """Where the header ends, from the first PRELUDE_BYTES of an object. Raises PackDamaged, PackUnknown; `where`: its name."""
     if len(prelude) < PRELUDE_BYTES:
         raise PackDamaged(f"{where}: {len(prelude)} bytes: no pack")
     magic, header_bytes, zeros, _ = _PRELUDE.unpack_from(prelude)
+    if is_later(magic, SEALED_PACK_MAGIC):
+        raise PackUnknown(f"{where}: of a later version: begins with {bytes(magic)!r}")
     if magic not in (PACK_MAGIC, SEALED_PACK_MAGIC):
         raise PackDamaged(f"{where}: begins with {bytes(magic)!r}: no pack of a format that is known here")
     if (zeros and magic == PACK_MAGIC) or not 0 < header_bytes <= PACK_HEADER_BYTES_MAX:

@@ -207,7 +207,7 @@ def _plugins() -> Iterator[str]:
     for group in ("vllm.general_plugins", "vllm.platform_plugins"):
         for point in entry_points(group=group):
             package = point.dist
-            if package is not None and point.name != "kvstore" and not package.name.startswith("vllm"):
+            if package is not None and point.module.partition(".")[0] not in ("vllm", "connectors"):
                 yield f"{point.name} {package.name} {package.version}"
 
 

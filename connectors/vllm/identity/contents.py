@@ -14,8 +14,8 @@ tokens. The name of a block holds that of every item that begins before its end.
 Not named, and so neither looked up nor saved, are requests
 * with an item whose tensors are not here (in shared memory, kept in another process), or not what is computed with
   (another engine encodes them, and hands over what has the same identifier),
-* with an identifier that stood for something else before: vLLM's own caches go by it, so what was computed may be of
-  the other one,
+* with an identifier that stands for something else too, in a request before it or behind it: vLLM's own caches go by it,
+  so what is computed may be of the other one,
 * that vLLM numbers instead of naming: no other request is ever called so,
 * whose prompt mixes tokens and embeddings: a hash does not say which is which.
 """
@@ -29,6 +29,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 # Identifiers of images and the like, of which it is remembered what they stand for.
 CONTENTS_KNOWN_MAX = 1 << 16
@@ -56,17 +57,20 @@ class Names:
         self._marks: list[Mark] = []
         self._unknown = ""
         self._items = -1
+        if getattr(request, "resumable", False):
+            contents.follow(self)
 
     @property
     def unknown(self) -> str:
-        self._refresh()
+        self.refresh()
+        self._unknown = self._unknown or self._contents.doubt_about(self._request)
         return self._unknown
 
     def __len__(self) -> int:
         return len(self._request.block_hashes)
 
     def __getitem__(self, where: slice) -> list[bytes]:
-        self._refresh()
+        self.refresh()
         hashes = self._request.block_hashes
         if not self._marks:
             return list(hashes[where])
@@ -80,7 +84,7 @@ class Names:
         key = self._marks[before - 1].digest
         return hashlib.blake2b(block_hash, key=key, digest_size=len(block_hash)).digest()
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """A session gets further items while it lasts."""
         items = len(self._request.mm_features)
         if items == self._items:
@@ -97,7 +101,10 @@ class Contents:
 
     def __init__(self, vllm_config: Any, say: Callable[[str], None]) -> None:
         self._say = say
-        self._known: OrderedDict[str, str] = OrderedDict()  # identifier -> digest, "" where it had several
+        self._known: OrderedDict[str, str] = (
+            OrderedDict()
+        )  # identifier -> digest, "" where it has not one alone
+        self._sessions = WeakSet[Names]()
         multimodal = getattr(vllm_config.model_config, "multimodal_config", None)
         is_kept = vllm_config.cache_config.enable_prefix_caching or getattr(
             multimodal, "mm_processor_cache_gb", 1
@@ -107,6 +114,10 @@ class Contents:
         self._is_elsewhere = getattr(multimodal, "mm_processor_cache_type", "") == "shm" or bool(
             transfer is not None and transfer.is_ec_consumer
         )
+
+    def follow(self, names: Names) -> None:
+        """Of a session: nobody says when it gets further items, which vLLM may compute in the place of others."""
+        self._sessions.add(names)
 
     def marks_of(self, request: Any) -> list[Mark]:
         """In the order of their tokens. Raises Unnamed, and says so once for each kind."""
@@ -119,19 +130,37 @@ class Contents:
 
     def _marks_of(self, request: Any) -> list[Mark]:
         marks: list[Mark] = []
+        features = sorted(request.mm_features, key=lambda feature: feature.mm_position.offset)
+        digests = self._digests_of(features)
         if request.prompt_embeds is not None:
             if getattr(request, "prompt_is_token_ids", None) is not None:
                 raise Unnamed("a prompt of tokens and embeddings, mixed")
             kind = str(request.prompt_embeds.dtype)
             marks.append(Mark(0, hashlib.sha256(kind.encode()).digest()))
-        for feature in sorted(request.mm_features, key=lambda feature: feature.mm_position.offset):
+        for feature, what in zip(features, digests, strict=True):
             place = feature.mm_position
-            what = self._digest_of(feature)
             before = marks[-1].digest if marks else b""
             mask = _digest({"embeds": place.is_embed})
             text = f"{place.offset} {place.length} {mask} {what}"
             marks.append(Mark(place.offset, hashlib.sha256(before + text.encode()).digest()))
         return marks
+
+    def _digests_of(self, features: list[Any]) -> list[str]:
+        """Of all of them, so that it is noted of each what it stands for. Raises what the first one raises."""
+        digests: list[str] = []
+        errors: list[Exception] = []
+        for feature in features:
+            try:
+                digests.append(self._digest_of(feature))
+            except Exception as error:  # noqa: BLE001 - raised below
+                self._known[feature.identifier] = ""
+                errors.append(error)
+            self._known.move_to_end(feature.identifier)
+        while len(self._known) > CONTENTS_KNOWN_MAX:
+            self._known.popitem(last=False)
+        if errors:
+            raise errors[0]
+        return digests
 
     def _digest_of(self, feature: Any) -> str:
         """Of the tensors that the model is given for it."""
@@ -143,14 +172,23 @@ class Contents:
         if self._is_elsewhere or not _has_tensors(tensors):
             raise Unnamed(f"the content of {feature.modality} inputs is not to be seen")
         digest = _digest({"modality": feature.modality, "data": tensors})
-        known = self._known.setdefault(feature.identifier, digest)
-        self._known.move_to_end(feature.identifier)
-        while len(self._known) > CONTENTS_KNOWN_MAX:
-            self._known.popitem(last=False)
-        if known != digest:
-            self._known[feature.identifier] = ""
-            raise Unnamed(f"one identifier stands for several {feature.modality} inputs")
+        if self._known.setdefault(feature.identifier, digest) != digest:
+            raise Unnamed(_several(feature))
         return digest
+
+    def doubt_about(self, request: Any) -> str:
+        """Why a request that had names has none any more, or empty."""
+        for names in self._sessions:
+            names.refresh()
+        for feature in request.mm_features:
+            if self._known.get(feature.identifier) == "":
+                self._say(f"such requests are neither looked up nor saved: {_several(feature)}")
+                return _several(feature)
+        return ""
+
+
+def _several(feature: Any) -> str:
+    return f"one identifier stands for several {feature.modality} inputs"
 
 
 def _digest(items: dict[str, Any]) -> str:

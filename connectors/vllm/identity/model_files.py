@@ -142,10 +142,14 @@ def _source(name: str) -> str:
 
 
 def foreign_code(models: Iterable[Any]) -> str:
-    """A digest of the source files that these models' layers are defined in, those of vLLM and torch left out: a
-    release of vLLM names both. Empty where there are no others. Raises OSError."""
+    """A digest of the source files that these models' layers are defined in, and of the versions of their packages: a layer calls
+    what stands elsewhere there. Those of vLLM and torch left out: a release of vLLM names both. Empty where there are no others.
+    Raises OSError."""
     foreign = {name for name in _modules(models) if name.partition(".")[0] not in _KNOWN_CODE}
     sources = {hashlib.sha256(_source(name).encode()).hexdigest() for name in foreign}
+    for package in {name.partition(".")[0] for name in foreign}:
+        if version := getattr(sys.modules.get(package), "__version__", ""):
+            sources.add(f"{package} {version}")
     return hashlib.sha256("".join(sorted(sources)).encode()).hexdigest()[:32] if sources else ""
 
 

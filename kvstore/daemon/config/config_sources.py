@@ -96,9 +96,9 @@ def parse_one(key: str, text: str) -> Any:
 def chosen_file(file: Path | None, environment: Mapping[str, str]) -> tuple[Path, bool]:
     """The file to read, and whether it must exist."""
     if file is not None:
-        return file, True
+        return file.absolute(), True
     if environment.get(ENV_FILE):
-        return Path(environment[ENV_FILE]), True
+        return Path(environment[ENV_FILE]).absolute(), True
     return DEFAULT_FILE, False
 
 
@@ -242,8 +242,8 @@ def _validated(given: Mapping[str, Given], problems: list[str], alone: bool = Fa
         problems.extend(_explained(error, given))
         raise ConfigError(problems) from error
     for key, message in () if alone else misfits(config):
-        where = given[key].where if key in given else "default"
-        problems.append(f"{where}: {key} = {_shown(value_of(config, key))}: {message}")
+        entry = given.get(key) or Given(value_of(config, key), "default", "default")
+        problems.append(f"{entry.where}: {key} = {_shown(entry.value)}: {message}")
     if problems:
         raise ConfigError(problems)
     return config
@@ -252,6 +252,7 @@ def _validated(given: Mapping[str, Given], problems: list[str], alone: bool = Fa
 # In place of those that only make sense to who knows pydantic.
 _MESSAGES = {
     "string_pattern_mismatch": "allowed are letters, digits and . _ -",
+    "string_too_short": "it may not be empty",
     "path_type": "allowed is text: an absolute path",
     "tuple_type": "allowed is a list",
 }

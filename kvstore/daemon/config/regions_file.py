@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -34,6 +34,7 @@ from kvstore.constants import (
     TIB,
 )
 from kvstore.daemon.config.config import AbsolutePath, Number, Section, Switch, between, size_between
+from kvstore.daemon.config.config_sources import nearest
 from kvstore.daemon.config.region_keys import read_seals
 from kvstore.errors import StartError
 from kvstore.units import parse_bytes
@@ -211,7 +212,7 @@ def _seal(path: Path, deployment: Deployment) -> None:
     try:
         seals = read_seals(Path(deployment.key_file))
     except Unreadable as error:
-        raise RegionsFileError(f"{path}: key_file: {error}") from error
+        raise RegionsFileError(f"{path}: key_file: {error}", is_missing=error.is_missing) from error
     for name, place in deployment.regions.items():
         place.seal(seals, f"{deployment.deployment}/{name}")
 
@@ -254,6 +255,13 @@ def _misfits_of_rules(deployment: Deployment) -> list[str]:
     return problems
 
 
+def _keys(place: Sequence[str | int]) -> list[str]:
+    """What may stand where something else does."""
+    inner: dict[object, type[Section]] = {"regions": Place, "rules": CopyRule}
+    of = inner[place[0]] if len(place) > 1 else Deployment
+    return [field.alias or name for name, field in of.model_fields.items()]
+
+
 def _problem(path: Path, error: object) -> str:
     assert isinstance(error, dict)
     where = ".".join(
@@ -261,9 +269,11 @@ def _problem(path: Path, error: object) -> str:
     ).replace(".[", "[")
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        return f"{path}: {where}: unknown key"
+        return f"{path}: {where}: unknown key: {nearest(str(error['loc'][-1]), _keys(error['loc']))}"
     if error["type"] == "missing":
         return f"{path}: {where}: is missing"
+    if error["type"] in ("dict_type", "model_type"):
+        return f"{path}: {where}: is no table"
     message = message[:1].lower() + message[1:]
     if error["loc"][-1] in ("url", "endpoint"):  # somebody may have put a password there
         return f"{path}: {where}: {message}"

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from kvstore import logs
-from kvstore.daemon.config.config import Config, keys, misfits, value_of
+from kvstore.daemon.config.config import Config, Durable, keys, misfits, value_of
 from kvstore.daemon.config.config_sources import written
-from kvstore.daemon.regional import rule_of
 from kvstore.door.api import Api
 from kvstore.door.holders import Limits
 from kvstore.door.unix import Door
+from kvstore.durable.worth import Cost, Prices, Seen, Worth
 from kvstore.engine.engine import Engine
 from kvstore.units import format_bytes
 
@@ -158,3 +158,17 @@ def said(key: str, value: Any) -> str:
     """For people: bytes as they are written."""
     is_size = "bytes" in key and isinstance(value, int)
     return format_bytes(value) if is_size else written(value)
+
+
+def rule_of(durable: Durable, gpu_hour_price: float) -> Worth:
+    """Which prefixes deserve to last, by the settings."""
+    if durable.rule == "seen":
+        return Seen(durable.seen_times, durable.seen_within_s, durable.keep_s)
+    prices = Prices(
+        gpu_hour_price,
+        durable.storage_gb_month_price,
+        durable.put_million_price,
+        durable.copy_gb_price,
+        durable.found_nowhere_share,
+    )
+    return Cost(prices, durable.half_life_s, durable.pack_bytes)

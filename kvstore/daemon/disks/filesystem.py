@@ -31,7 +31,8 @@ class FileSystem:
     @property
     def said(self) -> str:
         """For people."""
-        root = ", the root file system" if self.mount == Path("/") else f" at {self.mount}"
+        mount = os.fsencode(self.mount).decode(errors="backslashreplace")
+        root = ", the root file system" if mount == "/" else f" at {mount}"
         return f"{self.kind} {self.source}{root}"
 
 

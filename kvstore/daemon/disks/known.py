@@ -5,6 +5,7 @@
          ▼  before a device is opened, in its own thread
     not in there ─▶ new: it is taken, or made
     the same id, or that of another row (two mounts were swapped) ─▶ taken
+    the id of a directory that is still there: a copy ─▶ taken, with an id of its own
     gone │ empty │ another id │ on another file system ─▶ left alone, and nothing is made there
 
 A disk that is not mounted leaves an empty directory, or none, on the file system below it: what was made there would fill
@@ -31,7 +32,7 @@ from kvstore.daemon.disks.filesystem import FileSystem, differ, file_system
 from tiers.errors import DamagedError, OpenError
 from tiers.files import replace_file
 from tiers.nvme.device_home import read_marker
-from tiers.reading import Unreadable, read_json
+from tiers.reading import Unreadable, read_json, require_damaged
 
 DISKS_FILE_BYTES_MAX: Final = 1 << 20
 DISKS_KNOWN_MAX: Final = 256
@@ -67,7 +68,7 @@ class Known:
     """Of one data directory, the memory of its devices. Thread-safe; all but `rows`, `state` and `forget` block on a disk."""
 
     def __init__(self, path: Path, directories: Sequence[Path] = (), may_write: bool = True) -> None:
-        """directories: those in the settings. may_write: put a damaged file aside."""
+        """directories: those in the settings. may_write: put a damaged file aside. Raises OpenError."""
         self._path = path
         self._lock = threading.Lock()
         self._saving = threading.Lock()
@@ -87,44 +88,61 @@ class Known:
         """Why the directory was not recognised, in a word; "" where it was."""
         return self._states.get(str(directory), "")
 
-    def recognise(self, path: Path) -> str:
-        """Who a directory is to be where it does not say so itself; "": a new one. In the thread of its device.
-
-        Raises NotItself where it is known and is not what it was, or another OpenError.
+    def recognise(self, path: Path) -> tuple[str, str]:
+        """Who a directory is to be where it does not say so itself, "": a new one; and of which one it is a copy. In the thread of its
+        device. Raises NotItself where it is known and is not what it was, or another OpenError.
         """
         try:
-            disk = self._recognise(path)
+            found = self._recognise(path)
         except NotItself as error:
             self._states[str(path)] = error.state
             raise
         except OSError as error:
             raise OpenError(f"nvme directory {path}: {error.strerror or error}") from error
         self._states.pop(str(path), None)
-        return disk
+        return found
 
-    def _recognise(self, path: Path) -> str:
+    def _recognise(self, path: Path) -> tuple[str, str]:
         directory = str(path)
         with self._lock:
             row = self._rows.get(directory)
             by_disk = {each.disk: each for each in self._rows.values() if each.disk}
         if row is None:
-            return ""
+            with contextlib.suppress(OpenError, OSError):  # whatever it is, opening says it
+                marker = read_marker(path)
+                return "", self._original(path, marker.disk) if marker is not None else ""
+            return "", ""
         there = file_system(path)
         if not path.is_dir():
             if row.disk:
                 raise NotItself(directory, "gone", f"is gone; {_was(row, there)}")
-            return ""
+            return "", ""
         try:
             marker = read_marker(path)
         except DamagedError:
             _require_same(row, there)
-            return row.disk
+            return row.disk, ""
         if marker is None and row.disk:
             raise NotItself(directory, "empty", f"is empty now; {_was(row, there)}")
         found = marker.disk if marker is not None else ""
+        original = self._original(path, found)
+        if row.disk and found != row.disk and original:
+            raise NotItself(directory, "another", f"is a copy of {original} now; {_was(row, there)}")
         if row.disk and found != row.disk and found not in by_disk:
             raise NotItself(directory, "another", f"is another directory of kvstore now; {_was(row, there)}")
-        _require_same(by_disk.get(found, row) if row.disk else row, there, directory)
+        _require_same(row if original or not row.disk else by_disk.get(found, row), there, directory)
+        return "", original
+
+    def _original(self, path: Path, disk: str) -> str:
+        """The directory that was known before this one, and still is this disk. Blocks on that one, too."""
+        for row in self.rows():
+            if row.directory == str(path) and row.disk == disk:
+                break
+            with contextlib.suppress(OpenError, OSError):
+                is_other = row.disk == disk != "" and not os.path.samefile(row.directory, path)
+                marker = read_marker(Path(row.directory)) if is_other else None
+                if marker is not None and marker.disk == disk:
+                    return row.directory
         return ""
 
     def opened(self, path: Path, disk: str) -> None:
@@ -201,6 +219,7 @@ def _read(path: Path, may_write: bool) -> list[Row]:
     except Unreadable as error:
         if error.is_missing:
             return []
+        require_damaged(error)
         why = error.why
     if not may_write:
         return []

@@ -295,8 +295,8 @@ def empty_row(
         "state": state,
         "problem": "",
         "todo": todo,
-        "records": 0,
-        "used_bytes": 0,
+        "records": None,
+        "used_bytes": None,
         "capacity_bytes": capacity_bytes,
         "room_bytes": capacity_bytes,
     }

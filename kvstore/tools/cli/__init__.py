@@ -167,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     if arguments is None and words and words[0] not in HEADINGS["run"]:  # which end in an order of their own
         signal.signal(signal.SIGTERM, _end)
+        sys.unraisablehook = _not_lost
     os.umask(os.umask(0o077) | 0o002)  # nothing that we make may be written by everybody
     with harmless_streams():
         return _main(words)
@@ -176,6 +177,15 @@ def _end(number: int, frame: FrameType | None) -> None:
     """SIGTERM is as Control-C: what a command has made for itself is removed. Whoever started us may ignore SIGINT."""
     how = signal.getsignal(signal.SIGINT)
     (how if callable(how) else signal.default_int_handler)(number, frame)
+
+
+def _not_lost(found: sys.UnraisableHookArgs) -> None:
+    """A signal that came in a finalizer (an import has some), where Python drops what is raised, comes again in a moment."""
+    if not issubclass(found.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(found)
+        return
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
 
 
 def _main(words: list[str]) -> int:
@@ -238,6 +248,8 @@ def _failure_of(error: Exception, words: list[str]) -> CliError | None:
         code = USAGE if isinstance(error, _NO_FILES) else FAILED
         code = NOT_FOUND if isinstance(error, FileNotFoundError) else code
         return CliError(f"{os.fsdecode(error.filename)}: {error.strerror}", exit_code=code)
+    elif isinstance(error, FileNotFoundError) and not _is_somewhere():
+        return CliError("the directory that you are in does not exist any more", exit_code=NOT_FOUND)
     else:
         return None
     return CliError(*getattr(error, "problems", (str(error),)), exit_code=code)
@@ -255,6 +267,13 @@ def _say(error: CliError) -> int:
         line = problem.replace("\n", REPLACED)  # of a name: what is wrong stands on one line
         print(f"kvstore: {_LONG_WORD.sub(_CUT, line)}", file=sys.stderr)
     return error.exit_code
+
+
+def _is_somewhere() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def _can_write() -> bool:

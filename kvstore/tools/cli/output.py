@@ -159,6 +159,9 @@ def _draw(
 
     console = Console(file=drawing(sys.stdout))
     widths = fitted(columns, texts, console.width, drop)
+    if sum(widths.values()) + len(widths) * CELL_BORDER >= console.width:
+        _list(title, columns, texts)
+        return
     table = Table(title=Text(title, "bold"), title_justify="left")
     for n, width in widths.items():
         table.add_column(
@@ -170,6 +173,17 @@ def _draw(
     if len(widths) < len(columns):
         hidden = ", ".join(name for n, name in enumerate(columns) if n not in widths)
         say(f"(a wider terminal, a pipe or -o json has these, too: {hidden})")
+
+
+def _list(title: str, columns: Sequence[str], texts: Sequence[Sequence[str]]) -> None:
+    """The same for a terminal that no table fits: a line for each cell that is not empty, a paragraph for each row."""
+    named = max(map(len, columns)) + 4
+    say(title)
+    for row in texts:
+        for name, cell in zip(columns, row, strict=True):
+            if cell:
+                say(f"  {name}".ljust(named) + cell, indent=named)
+        print()
 
 
 @contextlib.contextmanager

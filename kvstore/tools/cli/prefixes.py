@@ -189,7 +189,7 @@ def warn_of_tenant(client: Client, command: str, tenant: str | None) -> None:
         close = difflib.get_close_matches(tenant, known - {""}, 1)
         hint = f"; did you mean {printable(close[0])}?" if close else ""
         name = printable(tenant) or "(none)"
-        print(f"kvstore: {command}: no engine of tenant {name} was seen here yet{hint}", file=sys.stderr)
+        print(f"kvstore: {command}: nothing of tenant {name} is known here now{hint}", file=sys.stderr)
 
 
 def confirm(args: argparse.Namespace, done: str, facts: dict[str, object], namespaces: list[str]) -> None:

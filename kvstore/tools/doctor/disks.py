@@ -96,7 +96,8 @@ def _looked_at(case: Case, check: str, path: Path) -> Iterator[dict[str, Any]]:
         if facts.free_bytes == NO_LIMIT_BYTES
         else f"{format_bytes(facts.free_bytes)} free"
     )
-    found.append(Finding(check, "ok", f"{free}, {format_bytes(facts.held_bytes)} are ours"))
+    ours = f", {format_bytes(facts.held_bytes)} are ours" if os.access(path, os.R_OK | os.X_OK) else ""
+    found.append(Finding(check, "ok", f"{free}{ours}"))
     if nvme.direct != "off" and (direct := _direct(check, path)) is not None:
         found.append(direct)
     if case.status is None and (unknown := _recognised(case, check, path)) is not None:
@@ -171,9 +172,9 @@ def _usable(case: Case, check: str, path: Path, there: Path) -> Finding:
         return Finding(check, "problem", "others may write into it: no daemon takes it", f"chmod go-w {path}")
     if os.geteuid() not in (0, owner.st_uid):
         level: Level = "note" if case.status is not None else "problem"
-        return Finding(
-            check, level, f"belongs to {user_name(owner.st_uid)}, and you are {me}", f"chown {me} {path}"
-        )
+        whose = user_name(owner.st_uid)
+        action = f"run this and the daemon as {whose}; where no daemon of theirs uses it, chown {me} {path}"
+        return Finding(check, level, f"belongs to {whose}, and you are {me}", action)
     try:
         read_marker(path)
     except DamagedError as error:

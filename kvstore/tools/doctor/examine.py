@@ -67,5 +67,5 @@ def examine(case: Case, checks: Iterable[Check] = CHECKS) -> Iterator[Finding]:
         try:
             yield from check(case)
         except Exception as error:  # noqa: BLE001 the others still have something to say
-            said = str(error).splitlines()[:1] or [type(error).__name__]
+            said = str(getattr(error, "strerror", "") or error).splitlines()[:1] or [type(error).__name__]
             yield Finding(_name(check), "note", f"could not be looked at: {said[0]}", "please report this")

@@ -113,7 +113,11 @@ def _huge_advice() -> str:
         return f"mount a tmpfs with huge=always at {place}, as deploy/kvstore.service does"
     if os.access(place, os.W_OK | os.X_OK):
         return f"make room in {place}, or mount it larger"
-    owner, me = user_name(place.stat().st_uid), user_name(os.geteuid())
+    me = user_name(os.geteuid())
+    try:
+        owner = user_name(place.stat().st_uid)
+    except PermissionError:  # it is in a directory of theirs
+        owner = f"another user than {me}"
     return f"{place} is mounted for {owner}: mount another tmpfs with huge=always for {me}, and name it in dram.directory"
 
 

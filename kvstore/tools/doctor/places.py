@@ -18,6 +18,7 @@ from kvstore.tools.doctor.findings import Case, Finding, Level, is_ours, user_na
 from tiers.reading import Unreadable, read_json
 
 DOCTOR_ANSWER_S = 3.0  # for the port of the web, and for each question to a bucket
+_SILENT = "…"
 DOCTOR_SPARE_FILES = 256  # descriptors that a daemon needs besides its connections
 DOCTOR_FUTURE_S = 60.0  # a file that is so much newer than now: the clock went back
 
@@ -41,6 +42,8 @@ def data_directory(case: Case) -> Iterator[Finding]:
         names = os.listdir(path)
     except FileNotFoundError:
         there = nearest_there(path)
+        if case.status is not None:
+            return  # the daemon knows it, and says so below
         if os.access(there, os.W_OK):
             yield Finding("data directory", "ok", f"{path} is not there yet")
         else:
@@ -158,19 +161,23 @@ def web(case: Case) -> Iterator[Finding]:
     listen = parse_listen(case.config.web.listen)
     if not listen.port:
         return
-    who = _who_answers(listen)
-    if case.status is None:
-        if who is not None:
+    who, pid = _who_answers(listen), _holder(case)
+    if who == _SILENT and (case.status is not None or pid is not None):
+        action = "is `kvstore web` stopped, or without CPU? Else another program has the port: ss -ltnp"
+        yield Finding("web", "warning", f"{listen} is open, and nobody answers there: no metrics", action)
+    elif case.status is None:
+        its = instance_of(case.data_dir) if case.data_dir is not None else None
+        if pid is not None and who in (its or "kvstore", "kvstore"):  # with its last figures
+            yield Finding("web", "ok", f"http://{listen}/ answers, for pid {pid}")
+        elif who is not None:
             found = f"{listen} is taken already: a daemon that starts has no metrics"
             yield Finding("web", "warning", found, "set another web.listen, or end what listens there")
         else:
             yield Finding("web", "ok", f"{listen} is free")
-        return
-    instance = case.status["daemon"]["instance"]
-    if who == instance:
+    elif who == case.status["daemon"]["instance"]:
         yield Finding("web", "ok", f"http://{listen}/ answers")
     elif who is None:
-        action = "its log says why; `kvstore config show` says whether it was started with this web.listen"
+        action = "its log says why; `kvstore config get web.listen` says which address it has"
         yield Finding("web", "warning", f"nothing answers at http://{listen}/: no metrics", action)
     else:
         found = f"{listen} is taken by {'another kvstore' if who else 'another program'}: no metrics of this daemon"
@@ -178,7 +185,7 @@ def web(case: Case) -> Iterator[Finding]:
 
 
 def _who_answers(listen: Listen) -> str | None:
-    """The instance whose web this is, "" for another program, None for nobody."""
+    """The instance whose web this is, "" for another program, None for nobody, _SILENT for who says nothing."""
     anywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 where to ask one that listens everywhere
     host = anywhere.get(listen.host, listen.host)
     connection = http.client.HTTPConnection(host, listen.port, timeout=DOCTOR_ANSWER_S)
@@ -190,6 +197,8 @@ def _who_answers(listen: Listen) -> str | None:
         connection.request("GET", "/live.json")
         told = json.loads(connection.getresponse().read(1 << 22))
         return str((told["live"] or {}).get("instance", "kvstore"))
+    except TimeoutError:
+        return _SILENT
     except (OSError, ValueError, KeyError, TypeError, AttributeError, http.client.HTTPException):
         return ""
     finally:

@@ -35,7 +35,9 @@ def region(case: Case) -> Iterator[Finding]:
 
 
 async def _bucket(deployment: Deployment, name: str) -> list[Finding]:
-    action = "credentials? network? a bucket of that name? kvstore region init makes it one"
+    action = (
+        "credentials? network? its mount? a bucket of that name? Only a new one needs kvstore region init"
+    )
     try:
         async with asyncio.timeout(DOCTOR_BUCKET_S):
             objects = deployment.regions[name].open()
@@ -48,7 +50,7 @@ async def _bucket(deployment: Deployment, name: str) -> list[Finding]:
         return [Finding("bucket", "problem", str(error), action)]
     found = [Finding("bucket", "ok", f"{deployment.regions[name].url} is region {name}")]
     found += await asyncio.to_thread(lambda: list(_upkeep(deployment.regions[name])))
-    return found + [_mirror(state, now_s) for state in states if state.source in sources]
+    return found + [_mirror(name, state, now_s) for state in states if state.source in sources]
 
 
 def _upkeep(place: Place) -> Iterator[Finding]:
@@ -67,14 +69,17 @@ def _upkeep(place: Place) -> Iterator[Finding]:
         yield Finding("bucket versions", "warning", state.keeps, action)
 
 
-def _mirror(state: MirrorState, now_s: float) -> Finding:
+def _mirror(region: str, state: MirrorState, now_s: float) -> Finding:
     check, word = f"mirror of {state.source}", judged(state, now_s)
     age_s = state.oldest_age_now_s(now_s)
     if word in ("ok", "copying what was there before"):
         return Finding(check, "ok", "keeps up" if word == "ok" else "copies what was there before")
     more = "kvstore region status says which and why"
     found, action = {
-        "never ran": (state.problem or word, "kvstore mirror --region, beside the bucket"),
+        "never ran": (
+            state.problem or word,
+            f"kvstore mirror --set region={region}, anywhere near the bucket",
+        ),
         "stopped": (f"silent for {format_duration(now_s - state.at_s)}", "start it again: kvstore mirror"),
         "problem": (state.problem, more),
         "failed": (f"{plural(state.failed, 'pack')} could not be copied", more),

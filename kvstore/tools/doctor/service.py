@@ -15,7 +15,7 @@ _REFUSED = {
     "too_many_connections": "raise door.connections_max, or look for a process that leaks connections",
     "lease_expired": "an engine hangs, or leaks leases: its log says more",
     "wrong_protocol": "an engine has another version of kvstore: install the daemon's there",
-    "limit_exceeded": "raise door.leases_max, or look for a process that leaks leases",
+    "limit_exceeded": "the log names the limit (door.leases_max, models.dram_bytes, …) and the process: raise it, or ask it for less",
     "too_slow": "an engine stopped reading its answers: is it stopped, or starved of CPU?",
 }
 # By the counter corrupt_<level>: what came back wrong, and what to look at.
@@ -24,7 +24,7 @@ _DAMAGED = {
     "nvme": ("of nvme", "smartctl -a of the disks, memtest of the machine"),
     "shared": (
         "of a bucket",
-        "kvstore region verify --deep finds its damaged packs; look at the network, too",
+        "kvstore region verify NAME --deep finds its damaged packs; look at the network, too",
     ),
 }
 # Of a namespace's fields, those of hashing: who differs only there computes the same KV and shares nothing.

@@ -59,7 +59,7 @@ class TraceFile:
     def __init__(self, path: Path) -> None:
         """path: of a new file."""
         self.size_bytes = 0
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def write(self, lines: bytes) -> None:
         """All of it, or, where the disk is full, nothing."""

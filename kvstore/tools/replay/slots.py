@@ -63,6 +63,9 @@ class CountedSlots:
             self._states[slot] = READY
         self._records_ready += len(slots)
 
+    def restamp(self, slots: Sequence[int], stored_s: int) -> None:
+        """Nothing here has a time."""
+
     def free_run(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self._records_ready -= self._states[slot] == READY

@@ -35,7 +35,8 @@ REPLAY_LINE_BYTES_MAX = 64 * MIB  # a prompt of ten million blocks
 
 GZIP_MAGIC = b"\x1f\x8b"
 
-_Size = Annotated[int, Meta(ge=1)]
+_SIZE_MAX = 1 << 53  # further a float does not count, and a larger one still cannot be divided
+_Size = Annotated[int, Meta(ge=1, le=_SIZE_MAX)]
 
 
 class Line(msgspec.Struct):
@@ -43,7 +44,7 @@ class Line(msgspec.Struct):
 
     timestamp: Annotated[float, Meta(ge=-1e15, le=1e15)]  # infinity is read as a number, too
     hash_ids: list[int]
-    input_length: int | None = None  # not every recorder has it
+    input_length: Annotated[int, Meta(ge=0, le=_SIZE_MAX)] | None = None  # not every recorder has it
     block_tokens: _Size | None = None
     block_bytes: _Size | None = None
 

@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 from weakref import WeakValueDictionary
@@ -161,6 +161,25 @@ _CODES: Final = {
 _RETRIED: Final = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE})
 
 
+class Large:
+    """Bytes of large answers that are on their way, of all calls."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def add(self, size: int) -> int:
+        """How many of these count; give them back with `sent`. Raises LimitExceeded."""
+        if size <= LARGE_BYTES:
+            return 0
+        if self._bytes + size > LARGE_BYTES_MAX:
+            raise LimitExceeded(f"large answers are on their way, {self._bytes} bytes of {LARGE_BYTES_MAX}")
+        self._bytes += size
+        return size
+
+    def sent(self, size: int) -> None:
+        self._bytes -= size
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """until: monotonic; when it must be over. context: of grpc.aio."""
@@ -169,17 +188,24 @@ class Call:
     principal: Principal
     until: float
     context: Any
+    large: Large = field(default_factory=Large)
 
     @property
     def left_s(self) -> float:
         return max(0.0, self.until - time.monotonic())
 
     async def write(self, message: Message | bytes) -> None:
-        """One of several answers. Waits until it is taken off our hands."""
+        """One of several answers. Waits until it is taken off our hands. Bytes are of records, which have limits of their own. Raises
+        LimitExceeded."""
+        content = _serialized(message)
+        counted = self.large.add(len(content)) if message is not content else 0
+        del message  # it would stay for as long as the client takes nothing
         try:
-            await self.context.write(message)
+            await self.context.write(content)
         except grpc.aio.InternalError as error:  # the client is gone; its call is about to be cancelled
             raise asyncio.CancelledError from error
+        finally:
+            self.large.sent(counted)
 
     async def next(self) -> Any:
         """What the client sends next; None: nothing. Raises TimeoutError."""
@@ -202,7 +228,7 @@ class Calls:
         self._underway: Counter[str] = Counter()  # by who asks
         self._open_underway = 0  # of those, of who need not be known
         self._reading: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._large_bytes = 0
+        self._large = Large()
         self.sockname: tuple[str, int] | None = None
 
     def handler(
@@ -249,7 +275,7 @@ class Calls:
             self._count(who, access == "open", context)
             left_s = context.time_remaining()
             until = time.monotonic() + (CALL_S if left_s is None else left_s)
-            call = Call(method, principal, until, context)
+            call = Call(method, principal, until, context, self._large)
             if parse is not None:
                 request = _whole(parse(await self._message(call, who, access == "open")))
             answer = await work(call, *([request] if parse else []))
@@ -298,17 +324,9 @@ class Calls:
     def _bounded(self, answer: Message | bytes, context: Any) -> bytes:
         """As it is sent. Raises LimitExceeded."""
         content = _serialized(answer)
-        if (size := len(content)) > LARGE_BYTES:
-            if self._large_bytes + size > LARGE_BYTES_MAX:
-                raise LimitExceeded(
-                    f"large answers are on their way, {self._large_bytes} bytes of {LARGE_BYTES_MAX}"
-                )
-            self._large_bytes += size
-            context.add_done_callback(lambda _: self._sent(size))
+        if counted := self._large.add(len(content)):
+            context.add_done_callback(lambda _: self._large.sent(counted))
         return content
-
-    def _sent(self, size: int) -> None:
-        self._large_bytes -= size
 
     def _admitted(self, method: str, access: Access | Literal["known", "open"], context: Any) -> Principal:
         """Who asks. Raises NotKnown, NotAllowed."""

@@ -21,6 +21,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
@@ -45,6 +46,7 @@ DOCUMENT_BYTES_MAX: Final = 3 << 20  # below what gRPC clients take of one messa
 LINE_CHARS_MAX: Final = 1000
 KILL_AFTER_S: Final = 10.0  # since it was asked to end
 CLOSE_S: Final = 1.0  # for their ends, at ours
+SETTINGS_S: Final = 10.0  # that the daemon has, to say what they have to know
 LOOK_S: Final = 0.01  # between looks whether it is gone that has closed its pipes
 READ_BYTES: Final = 1 << 16
 
@@ -226,7 +228,7 @@ class Operations:
         await self._tasks.close()
 
     async def _work(self, call: Call, subject: str, words: list[str]) -> Work:
-        settings = await self.settings(call.until)
+        settings = await self.settings(min(call.until, time.monotonic() + SETTINGS_S))
         if not settings["regions_file"] and not _LOCAL & set(words):
             raise Failed("regions_file is not set: this node is in no region")
         options = [f"--set={key}={settings[key]}" for key in _FOR_COMMANDS]

@@ -44,11 +44,10 @@ class Reports:
             interval_s = request.interval.seconds + request.interval.nanos / 1e9
         if not INTERVAL_S_MIN <= interval_s <= INTERVAL_S_MAX:
             raise BadRequest(f"interval: {interval_s:g} s: allowed are 1 s to 60 s")
-        old = await self._live(call.until, frames.NO_MINUTES)
+        old = await self._live(_soon(), frames.NO_MINUTES)
         while True:
             await asyncio.sleep(interval_s)
-            until = time.monotonic() + STATUS_TIMEOUT_S  # of this question: the call has no end
-            new = await self._live(until, max(0.0, old["now_s"] - MINUTES_BACK_S))
+            new = await self._live(_soon(), max(0.0, old["now_s"] - MINUTES_BACK_S))
             if is_same_life(old, new):
                 document = figures(old, new) if tenant is None else tenant_figures(old, new, tenant)
                 await call.write(pb.WatchFiguresResponse(document_json=json_of(document)))
@@ -57,3 +56,8 @@ class Reports:
     async def _live(self, until: float, minutes_since_s: float) -> answers.Live:
         found: answers.Live = await self._node.report(frames.Live(minutes_since_s), until)
         return found
+
+
+def _soon() -> float:
+    """Of one question: the call has no end."""
+    return time.monotonic() + STATUS_TIMEOUT_S

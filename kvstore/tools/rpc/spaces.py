@@ -54,8 +54,8 @@ class Spaces:
         """Those of the one engine that is meant. among: only these digests. Raises KvstoreError."""
         tenant = selector.tenant if selector.HasField("tenant") and call.principal.tenant is None else None
         wanted = selector.digest.lower(), selector.model, tenant, call.principal.tenant
-        if selector.digest and not re.fullmatch("[0-9a-fA-F]{4,32}", selector.digest):
-            raise BadRequest("namespace.digest: 4 to 32 digits in hex are required")
+        if selector.digest and not re.fullmatch("[0-9a-fA-F]{1,32}", selector.digest):
+            raise BadRequest("namespace.digest: 1 to 32 digits in hex are required")
         for age_s in (SPACES_S, SPACES_S_MIN):  # it may have come since
             spaces = await self.of(call, age_s)
             if among is not None:

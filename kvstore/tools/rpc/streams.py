@@ -75,7 +75,7 @@ class Streams:
         self._idle: list[Client] = []
         self._underway: Counter[str] = Counter()  # by who asks
         self._threads = ThreadPoolExecutor(2 * streams_max, "kvstore-grpc-stream")
-        self._handles: dict[Client, Namespace] = {}
+        self._handles: dict[Client, tuple[object, Namespace]] = {}
         self._guard = threading.Lock()  # of these:
         self._put_bytes: Counter[str] = Counter()  # of the arena, that Puts hold, by who asks
 
@@ -102,13 +102,13 @@ class Streams:
 
     def handle(self, client: Client, space: Space) -> Namespace:
         """The namespace, for a client. It has the one that it used last, and no other: the daemon counts those of all together."""
-        known, asked = self._handles.get(client), (bytes.fromhex(space["digest"]), space["block_tokens"])
-        if known is None or (known.digest, known.block_tokens) != asked:
+        sizes = space["record_bytes"], space["hash_bytes"], space["block_tokens"]
+        shape = space["digest"], *sizes, space["column_runs"]  # one that has ended may come again with others
+        if (known := self._handles.get(client)) is None or known[0] != shape:
             columns = column_sizes(space) if space["column_runs"] else ()
-            sizes = space["record_bytes"], space["hash_bytes"], space["block_tokens"]
-            known = Namespace(asked[0], *sizes, space["fields"], columns)
+            known = shape, Namespace(bytes.fromhex(space["digest"]), *sizes, space["fields"], columns)
             self._handles[client] = known
-        return known
+        return known[1]
 
     def take(self, who: str, size_bytes: int, record_bytes: int, arena_bytes: int) -> int:
         """As many records of a Put as who asks may hold besides. They are given back by `give`."""
@@ -142,15 +142,24 @@ async def over(work: asyncio.Future[T]) -> None:
         work.exception()
 
 
-def reached(ask: Callable[[], T], until: float) -> T:
-    """The daemon's answer; one that is away is asked again until then. Raises Refused, Unavailable."""
-    while True:
-        try:
-            return ask()
-        except Unavailable:
-            if time.monotonic() + AGAIN_S >= until:
-                raise
-        time.sleep(AGAIN_S)
+class Stream:
+    """What both kinds have in common. Its work in threads goes on to its end, which comes soon once `is_over`."""
+
+    def __init__(self, streams: Streams, client: Client, run: Run) -> None:
+        self._streams, self._client, self._run = streams, client, run
+        self._handle = streams.handle(client, run.space)
+        self._sizes = column_sizes(run.space)
+        self._is_over = False
+
+    def _reached(self, ask: Callable[[], T], until: float) -> T:
+        """The daemon's answer; one that is away is asked again until then. Raises Refused, Unavailable."""
+        while True:
+            try:
+                return ask()
+            except Unavailable:
+                if self._is_over or time.monotonic() + AGAIN_S >= until:
+                    raise
+            time.sleep(AGAIN_S)
 
 
 # -- Get --
@@ -165,16 +174,14 @@ class Window(NamedTuple):
     is_last: bool
 
 
-class Get:
+class Get(Stream):
     """One stream of records to a client."""
 
     def __init__(self, streams: Streams, client: Client, run: Run, wait_s: float, is_slow: bool) -> None:
         """wait_s: for slower tiers, at a time. is_slow: some are not in DRAM."""
-        self._streams, self._client, self._run, self._wait_s = streams, client, run, wait_s
-        self._handle = streams.handle(client, run.space)
-        self._sizes = column_sizes(run.space)
+        super().__init__(streams, client, run)
+        self._wait_s = wait_s
         self._ahead = 0 if is_slow else len(run.hashes)  # up to here they were asked for
-        self._is_over = False
         self._guard = threading.Lock()  # of the lease: held where it is used
         self._lease: ReadLease | None = None
         self._lease_start = 0
@@ -234,7 +241,7 @@ class Get:
 
     def _acquired(self, index: int) -> ReadLease:
         """With the first one, if it comes in time."""
-        arena_bytes = reached(lambda: self._client.arena, time.monotonic() + self._wait_s).size_bytes
+        arena_bytes = self._reached(lambda: self._client.arena, time.monotonic() + self._wait_s).size_bytes
         lease_bytes = max(WINDOW_BYTES, min(LEASE_BYTES, arena_bytes // LEASE_SHARE))
         count = max(1, min(LEASE_HASHES_MAX, lease_bytes // self._handle.record_bytes))
         hashes = self._run.hashes[index : index + count]
@@ -244,7 +251,7 @@ class Get:
         while True:
             wait_s = min(ACQUIRE_S, max(0.0, until - time.monotonic()))
             acquire = partial(self._client.acquire, self._handle, hashes, wait_s, parent=parent, sums=True)
-            lease = reached(acquire, until)
+            lease = self._reached(acquire, until)
             if lease.leading() or not lease.pending or self._is_over or time.monotonic() >= until:
                 return lease
             lease.release()
@@ -257,7 +264,7 @@ class Get:
             self._ahead = index + ahead
             if wanted := self._run.hashes[start : self._ahead]:
                 parent = self._run.hashes[start - 1] if start else self._run.parent
-                reached(partial(self._client.prefetch, self._handle, wanted, parent), until)
+                self._reached(partial(self._client.prefetch, self._handle, wanted, parent), until)
 
     def _record(self, lease: ReadLease, slot: Slot, start: int, offset: int, end: int) -> list[bytes]:
         """The messages of a record, or of a part of it; none where its bytes are not those that were stored. start: of the lease."""
@@ -295,13 +302,11 @@ class Filling:
         return self.came == len(self.slot.view) and b"".join(self.sums.digests) == self.checksums
 
 
-class Put:
+class Put(Stream):
     """One stream of records from a client. What breaks off leaves nothing."""
 
     def __init__(self, streams: Streams, client: Client, run: Run) -> None:
-        self._streams, self._client, self._run = streams, client, run
-        self._handle = streams.handle(client, run.space)
-        self._sizes = column_sizes(run.space)
+        super().__init__(streams, client, run)
         self._lease: WriteLease | None = None
         self._held_bytes = 0
         self._filling: dict[int, Filling] = {}
@@ -324,6 +329,7 @@ class Put:
             stored, refused = await asyncio.shield(work)
             await call.write(PutResponse(stored=PutResponse.Stored(blocks=stored, refused=refused)))
         finally:
+            self._is_over = True
             await over(work)
             if self._lease is not None:
                 self._lease.abort()
@@ -367,8 +373,8 @@ class Put:
     # -- in a thread --
 
     def _reserve(self, who: str, until: float) -> bool:
-        """Have slots; whether there is no room for some."""
-        hashes, arena_bytes = self._run.hashes, reached(lambda: self._client.arena, until).size_bytes
+        """Have slots for the first that are not held; whether there is no room for some."""
+        hashes, arena_bytes = self._run.hashes, self._reached(lambda: self._client.arena, until).size_bytes
         record_bytes = self._handle.record_bytes
         most_bytes = max(record_bytes, min(PUT_BYTES_MAX, arena_bytes // PUT_SHARE))
         asked_bytes = min(most_bytes, len(hashes) * record_bytes)
@@ -376,13 +382,19 @@ class Put:
         self._held_bytes = most * record_bytes
         if not most:
             return True
-        reserve = partial(self._client.reserve, self._handle, hashes[:most], self._run.parent)
-        self._lease = lease = reached(reserve, until)
+        for start in range(0, len(hashes), most):
+            parent = hashes[start - 1] if start else self._run.parent
+            reserve = partial(self._client.reserve, self._handle, hashes[start : start + most], parent)
+            self._lease = lease = self._reached(reserve, until)
+            if lease.slots or lease.full:  # else all of these are held
+                break
         granted_bytes = len(lease.slots) * record_bytes
         self._streams.give(who, self._held_bytes - granted_bytes)
         self._held_bytes = granted_bytes
-        self._filling = {slot.index: Filling(n, slot, self._sizes) for n, slot in enumerate(lease.slots)}
-        return lease.full or most < len(hashes)
+        self._filling = {
+            start + slot.index: Filling(n, slot, self._sizes) for n, slot in enumerate(lease.slots)
+        }
+        return lease.full or start + most < len(hashes)
 
     def _fill(self, window: Sequence[tuple[Filling, Piece]]) -> None:
         for filling, piece in window:
@@ -396,6 +408,8 @@ class Put:
 
     def _commit(self) -> tuple[int, list[int]]:
         """How many are stored, and which of those wanted are not."""
-        true = {index: filling.sums.record for index, filling in self._filling.items() if filling.is_true}
+        true = {
+            filling.slot.index: filling.sums.record for filling in self._filling.values() if filling.is_true
+        }
         stored = self._lease.commit(true) if self._lease is not None else 0
-        return stored, [index for index in self._filling if index not in true]
+        return stored, [index for index, filling in self._filling.items() if filling.slot.index not in true]

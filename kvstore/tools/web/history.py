@@ -4,7 +4,8 @@
 
 A daemon that is met for the first time, or was started anew, tells its minutes; from then on each answer makes a
 sample of what came since the one before. Where nobody answered for long, nothing is told of that time: counts that are
-known only from its two ends would be drawn as if somebody had looked. Times are the daemon's.
+known only from its two ends would be drawn as if somebody had looked. Times are the daemon's: where its clock is set back,
+samples of times that are to come again are forgotten.
 """
 
 from __future__ import annotations
@@ -57,13 +58,17 @@ class History:
         return self._samples[-1][1] if self._samples else b"null"
 
     def since(self, since_s: float, step_s: int) -> bytes:
-        """JSON of an array: samples newer than that, put together to such steps."""
-        wanted = [sample for t, sample in self._samples if t > since_s]
+        """JSON of an array: samples newer than that, put together to such steps; all of them for who knows one from before the
+        clock was set back."""
+        is_back = bool(self._samples) and since_s > self._samples[-1][0]
+        wanted = [sample for t, sample in self._samples if t > since_s or is_back]
         if step_s > WEB_SAMPLE_S:
             return _encoder.encode(stepped(map(_decoder.decode, wanted), step_s))
         return b"[" + b",".join(wanted) + b"]"
 
     def _keep(self, sample: Sample) -> None:
+        while self._samples and self._samples[-1][0] > sample.t:
+            self._samples.pop()
         sample.gap = not self._samples or self._samples[-1][0] < sample.t - sample.s - WEB_SAMPLE_S
         self._samples.append((sample.t, _encoder.encode(sample)))
 

@@ -86,5 +86,5 @@ def _answered(
         return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
     if request.path == "/healthz":
         problems = figures().problems
-        return told(request, not any(one["kind"] in _OWN for one in problems), problems)
+        return told(request, not any(one["kind"] in _OWN for one in problems), problems, _OWN)
     return web.Response(status=404, text="not here: there are /metrics and /healthz\n")

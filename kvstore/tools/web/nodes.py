@@ -38,12 +38,16 @@ class Nodes:
             self._asking.cancel()
 
     async def _ask(self) -> None:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "kvstore", *self._words),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "kvstore", *self._words),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except OSError as error:
+            self._known = {**self._known, "problem": f"no process can be started: {error.strerror}"}
+            return
         told, said = b"", b"no answer in time"
         try:
             async with asyncio.timeout(NODES_ANSWER_S):
@@ -53,7 +57,8 @@ class Nodes:
             more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
             self._known = {"nodes": found["nodes"], "problem": f"node {unread[0]}{more}" if unread else ""}
         except (TimeoutError, msgspec.DecodeError):
-            self._known = {**self._known, "problem": said.decode(errors="replace").strip()}
+            why = said.decode(errors="replace").strip() or f"it ended with exit code {process.returncode}"
+            self._known = {**self._known, "problem": why}
         finally:
             if process.returncode is None:
                 process.kill()

@@ -6,7 +6,7 @@
     GET /readyz        200 while the daemon answers: it can serve, adopting or not
     GET /live.json     the newest answer of the daemon
     GET /nodes.json    nodes of the region, as `kvstore region nodes -o json` has them; found while somebody asks, once a minute at most
-    GET /history.json  samples of the last hours; ?since=T: newer than T (unix s); ?step=S: S seconds put together (5, 10, … 3600)
+    GET /history.json  samples of the last hours; ?since=T: newer than T (unix s), all where T is later than the last; ?step=S: S seconds put together (5, 10, … 3600)
 
 /live.json:
 
@@ -51,11 +51,11 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -238,7 +238,7 @@ class Web:
         answer = self._for(request, await self._asked())
         if answer.report is None:
             return _told(request, 503, "unreachable", [answer.problem])
-        return told(request, answer.report["health"]["ok"], answer.report["problems"])
+        return told(request, answer.report["health"]["ok"], answer.report["problems"], _OF_HEALTH)
 
     async def _readyz(self, request: web.Request) -> web.Response:
         answer = self._for(request, await self._asked())
@@ -338,9 +338,15 @@ def _page_file(path: str) -> web.Response:
     return web.Response(body=body, content_type=content_type)
 
 
-def told(request: web.Request, is_well: bool, problems: Sequence[answers.Problem]) -> web.Response:
-    """How a daemon or a mirror is."""
-    lines = [f"{one['kind']} {one['subject']}: {one['text']}" for one in problems]
+_OF_HEALTH: Final = frozenset({"books", "missing", "disk"})  # kinds of what makes a daemon unhealthy
+
+
+def told(
+    request: web.Request, is_well: bool, problems: Sequence[answers.Problem], own: Collection[str]
+) -> web.Response:
+    """How a daemon or a mirror is. own: kinds of what it is to be 503 for; these are the first that the line names."""
+    ordered = sorted(problems, key=lambda one: one["kind"] not in own or one["level"] != "problem")
+    lines = [f"{one['kind']} {one['subject']}: {one['text']}" for one in ordered]
     return _told(request, 200 if is_well else 503, "ok" if is_well else "problems", lines, problems)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from typing import Any, Final, Literal
 
 from aiohttp import hdrs, web
@@ -29,6 +30,7 @@ _OPEN: Final = frozenset(
     {"name", "state", "version", "instance", "region", "region_name", "host", "tiers", "kind", "level", "fix"}
 )  # text under these stays
 _NAMED: Final = frozenset({"model", "tenant"})
+_PLACE: Final = re.compile(r"(?:^|[^\w.])/")  # in what to do: the directory that it is about
 HIDDEN: Final = "(for the daemon's user only)"
 
 
@@ -71,7 +73,7 @@ class Askers:
             return {name: self.without_names(inner, str(name), tenant) for name, inner in value.items()}
         if isinstance(value, list):
             return [self.without_names(inner, key, tenant) for inner in value]
-        if not isinstance(value, str) or not value or key in _OPEN:
+        if not isinstance(value, str) or not value or (key in _OPEN and not _PLACE.search(value)):
             return value
         if key in _NAMED:
             return f"{key}-{hashlib.blake2b(value.encode(), key=self._seed, digest_size=4).hexdigest()}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from vllm.v1.request import RequestStatus
 
 from tests.vllm.conftest import prompt
 from tests.vllm.fake_client import FakeStore
+from tests.vllm.siblings.truth import TruthConnector
 from tests.vllm.world import VOCABULARY, World, settle
 
 pytestmark = pytest.mark.vllm
@@ -79,6 +81,41 @@ def test_an_aborted_request_leaves_nothing_bad_to_later_ones(
     world.ask("b", prompt(1, 200) + prompt(2, 60))
     settle(world)
     world.check_records(store)
+
+
+def test_a_request_that_is_aborted_while_a_sibling_loads_it(
+    worlds: Callable[..., World], store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a request that was preempted, what a window has left is still being saved when it ends: vLLM gives its blocks back when
+    the sibling is through, and is not asked to do so once more. That would end the engine."""
+    window = {"kinds": ("window",), "window": 40, "prefix_caching": False}
+    world = worlds(ours=1, sibling={"load": "async", "only": ["a"]}, **window)
+    sibling = world.scheduler.connector.sub_connectors[0]  # type: ignore[union-attr]
+    sibling._served.add("a")
+    may_save, may_come = threading.Event(), threading.Event()
+    (mover,) = world._ours(world.workers[0])._worker._movers.values()
+    monkeypatch.setattr(mover, "save", lambda *args, save=mover.save: may_save.wait() and save(*args))
+    come = TruthConnector.get_finished
+    monkeypatch.setattr(
+        TruthConnector, "get_finished", lambda *args: come(*args) if may_come.is_set() else (None, None)
+    )
+    try:
+        request = world.ask("a", prompt(1, 100), max_tokens=50)
+        while not request.num_output_tokens:
+            world.step()
+        world.scheduler.running.remove(request)
+        world.scheduler._preempt_request(request, 0.0)
+        sibling._served.clear()
+        while request.status != RequestStatus.WAITING_FOR_REMOTE_KVS:
+            world.step()
+        world.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+        may_come.set()
+        world.step()
+    finally:
+        may_save.set()
+    world.run()
+    world.ask("b", prompt(2, 40))
+    settle(world)
 
 
 def test_hits_that_a_sibling_serves_are_not_ours(worlds: Callable[..., World], store: FakeStore) -> None:

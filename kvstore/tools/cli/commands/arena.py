@@ -12,6 +12,7 @@ Exit code 0 when done, 1 when one is in use or cannot be removed, 3 when there i
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -42,12 +43,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _found(args: argparse.Namespace) -> list[Found]:
-    from tiers.dram.arenas_left import find_arenas
+    from tiers.dram.arenas_left import find_arenas, hidden
     from tiers.dram.pages import arena_directories
 
     directories = arena_directories()
     own = load_config(args).config.dram.directory
-    return find_arenas(directories if own == "auto" else [*directories, own])
+    if own != "auto":
+        directories.append(own)
+    for directory in hidden(directories):
+        print(f"kvstore: {directory}: another user's, what lies there is not seen", file=sys.stderr)
+    return find_arenas(directories)
 
 
 def _list(found: list[Found], output: str) -> int:
@@ -55,7 +60,7 @@ def _list(found: list[Found], output: str) -> int:
         print_json({"arenas": [{**asdict(arena), "path": str(arena.path)} for arena in found]})
         return OK
     if not found:
-        print("No arena lies in memory.")
+        print("No arena that this user may see lies in memory.")
         return OK
 
     from kvstore.tools.doctor.findings import user_name

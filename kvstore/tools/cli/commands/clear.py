@@ -125,5 +125,5 @@ def _print(answer: dict[str, Any]) -> None:
         )
     if answer["rows_left"]:
         print(
-            f"{plural(answer['rows_left'], 'row')} of NVMe are not cleared yet: a restart now may find those again"
+            f"{plural(answer['rows_left'], 'row')} of NVMe are not cleared yet: they are when their disk answers; no restart finds them"
         )

@@ -45,9 +45,10 @@ def run_verb(args: argparse.Namespace) -> int:
 
 def _check(config: Config) -> int:
     """What other files the settings name. Raises RegionsFileError."""
-    from kvstore.daemon.regional import require_regions
+    if config.regions_file:
+        from kvstore.daemon.regional import require_regions
 
-    require_regions(config)
+        require_regions(config)
     return OK
 
 

@@ -142,7 +142,7 @@ def explain(client: Client, tokens: Sequence[int], args: argparse.Namespace) -> 
             f"explain: {tried}: give the PYTHONHASHSEED of its process as --hash-seed{error}", exit_code=USAGE
         ) from error
     except Unclear as error:
-        raise CliError(f"explain: {printable(str(error))}") from error
+        raise CliError(f"explain: {printable(str(error))}", exit_code=USAGE) from error
     return answered(client, prompt)
 
 

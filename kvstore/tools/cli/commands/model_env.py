@@ -140,10 +140,10 @@ def _show(document: dict[str, Any]) -> None:
 
 def _require_room(args: argparse.Namespace, manifest: Manifest) -> None:
     """Raises CliError where the weights cannot fit into the devices that the engine will see."""
-    from coldstart.fleet.devices import devices, visible, wrong_of_load
+    from coldstart.fleet.devices import devices, visible, weight_bytes, wrong_of_load
 
-    weight_bytes = sum(file.size_bytes for file in manifest.files if file.path.endswith(".safetensors"))
-    if wrong := wrong_of_load(weight_bytes, args.tp * args.pp, visible(devices(), os.environ)):
+    loaded_bytes = weight_bytes((file.path, file.size_bytes) for file in manifest.files)
+    if wrong := wrong_of_load(loaded_bytes, args.tp * args.pp, visible(devices(), os.environ)):
         raise CliError(f"model env: {manifest.model}: {wrong}", exit_code=FAILED)
 
 

@@ -60,7 +60,7 @@ async def _row(objects: Objects, one: Published) -> tuple[Published, dict[str, A
     """With when it was published, as its manifest says it; None where it was removed meanwhile."""
     from replication.errors import Damaged
     from replication.formats.manifests import read_manifest
-    from tiers.errors import ObjectMissing
+    from tiers.errors import ObjectMissing, ObjectRefused
 
     facts: dict[str, Any] = dict.fromkeys(("bytes", "files", "chunks", "published_by", "source"))
     problem = ""
@@ -68,7 +68,7 @@ async def _row(objects: Objects, one: Published) -> tuple[Published, dict[str, A
         manifest = await read_manifest(objects, one.model, one.revision)
     except ObjectMissing:
         return None
-    except Damaged as error:
+    except (Damaged, ObjectRefused) as error:
         problem = str(error)
     else:
         one = one.said(manifest)

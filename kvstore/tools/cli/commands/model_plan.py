@@ -12,12 +12,13 @@ compiles is not ours: --start and --compile say it, else it is what was seen of 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import TIB
-from kvstore.tools.cli import FAILED, USAGE, CliError
+from kvstore.tools.cli import FAILED, NOT_FOUND, USAGE, CliError
 from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket
 from kvstore.tools.cli.options import add_model_name, duration, size, whole
 from kvstore.tools.cli.output import Figure, present, print_table
@@ -65,13 +66,13 @@ def run_verb(args: argparse.Namespace) -> int:
         for what in ("start", "compile")
         if (text := getattr(args, what))
     }
+    found = {"nvme"} if args.measure else set()
+    if args.measure and args.name and "store" not in given:
+        found |= {"nic", "store"}  # through our card
+    _require([rate for rate in ("nic", "nvme", "store") if rate not in found], given)
     measured, size_bytes = _asked(args, given)
     known = {**measured, **given}
-    needed = ("nvme", "store") if "store" in measured else ("nic", "nvme", "store")
-    if missing := [f"--{rate}" for rate in needed if rate not in known]:
-        raise CliError(
-            f"model plan: {', '.join(missing)}: say it, or have it measured with --measure", exit_code=USAGE
-        )
+    _require(("nvme", "store"), known)
     machines = Machines(args.nodes, args.devices, **known)
     planned = plan(size_bytes, machines)
     document = {
@@ -84,6 +85,15 @@ def run_verb(args: argparse.Namespace) -> int:
         "ready": [ready._asdict() for ready in planned.ready],
     }
     return present(args, document, _show)
+
+
+def _require(rates: Sequence[str], known: Mapping[str, float]) -> None:
+    """Raises CliError."""
+    if missing := [f"--{rate}" for rate in rates if rate not in known]:
+        how = "--measure finds --nvme, and of a NAME --store"
+        raise CliError(
+            f"model plan: {', '.join(missing)}: say it, or have it measured: {how}", exit_code=USAGE
+        )
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -137,7 +147,9 @@ def _measured(args: argparse.Namespace, given: dict[str, float]) -> dict[str, fl
         try:
             speed = measure(args.directory)
         except (NotMeasured, OSError) as error:
-            raise CliError(f"model plan: --directory {args.directory}: {error}", exit_code=FAILED) from error
+            code = NOT_FOUND if isinstance(error, FileNotFoundError) else FAILED
+            why = getattr(error, "strerror", None) or error
+            raise CliError(f"model plan: --directory {args.directory}: {why}", exit_code=code) from error
         found["nvme"] = min(speed.read_bytes_per_s, speed.write_bytes_per_s)
     return found
 

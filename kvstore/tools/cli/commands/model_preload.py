@@ -18,12 +18,13 @@ import argparse
 import os
 import signal
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from kvstore.tools.cli import OK
+from kvstore.tools.cli import FAILED, OK, CliError
 from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket
 from kvstore.tools.cli.commands.model_local import asked_of_home, home_of, in_words
-from kvstore.tools.cli.options import add_model_name
+from kvstore.tools.cli.options import add_model_name, load_config
 from kvstore.tools.cli.output import present, progress_bars
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def run_verb(args: argparse.Namespace) -> int:
 
     if args.child:
         threading.Thread(target=_end_with_parent, daemon=True).start()
+        asked_of_home(lambda: _require_disk(args))
     progress = Progress()
     with progress_bars(of_bytes=True) as bars:
 
@@ -59,9 +61,28 @@ def run_verb(args: argparse.Namespace) -> int:
         done = asked_of_home(
             lambda: asked_of_bucket(args, lambda objects: _preload(args, objects, progress, follow))
         )
-    if not args.child:
+    if args.child:
+        _remember_disk(args)
+    else:
         _say(args, done, progress)
     return OK
+
+
+def _require_disk(args: argparse.Namespace) -> None:
+    """Raises CliError, OSError."""
+    from kvstore.daemon.disks.models_disk import wrong_of_models_disk
+
+    config = load_config(args).config
+    if wrong := wrong_of_models_disk(config.data_dir, config.models_dir):
+        raise CliError(f"model preload: {wrong}", exit_code=FAILED)
+
+
+def _remember_disk(args: argparse.Namespace) -> None:
+    from kvstore.daemon.disks.models_disk import remember_models_disk
+
+    config = load_config(args).config
+    with suppress(OSError):  # the next one is not known, and taken as it is
+        remember_models_disk(config.data_dir, config.models_dir)
 
 
 async def _preload(

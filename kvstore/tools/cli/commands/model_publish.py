@@ -120,4 +120,4 @@ def show(document: dict[str, Any]) -> None:
     if document["with_cache"]:
         print("its compile caches are published, too")
     if document["left_out"]:
-        print(f"left out {plural(document['left_out'], 'name')} that begin with a dot")
+        print(f"left out {plural(document['left_out'], 'name')} with a dot at the beginning")

@@ -28,17 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     answer = ask(args, "ping", _measured)
     place = {"node": args.node} if args.node else {"socket": str(socket_path(args))}
-    who = f"kvstore {answer['version']} at {next(iter(place.values()))}: pid {answer['pid']}, instance {answer['instance']}"
-    up = f"up {format_duration(answer['uptime_s'])}, answers in {1e3 * answer['round_trip_s']:.3g} ms"
-    return present(args, {**place, **answer}, lambda _: print(f"{who}, {up}"))
+    who = f"kvstore at {next(iter(place.values()))}: "
+    if "pid" in answer:
+        who = f"kvstore {answer['version']} at {next(iter(place.values()))}: pid {answer['pid']}, instance {answer['instance']}, "
+        who += f"up {format_duration(answer['uptime_s'])}, "
+    took = f"answers in {1e3 * answer['round_trip_s']:.3g} ms"
+    return present(args, {**place, **answer}, lambda _: print(f"{who}{took}"))
 
 
 def _measured(client: Any) -> dict[str, Any]:
-    daemon = client.status()["daemon"]
+    daemon = client.status().get("daemon", {})  # nothing, to who asks as a tenant
     took_s = []
     for _ in range(CALLS):
         begun_s = time.monotonic()
         client.ping()
         took_s.append(time.monotonic() - begun_s)
-    told = {name: daemon[name] for name in ("version", "pid", "instance", "uptime_s")}
+    told = {name: daemon[name] for name in ("version", "pid", "instance", "uptime_s") if name in daemon}
     return {**told, "round_trip_s": round(sorted(took_s)[CALLS // 2], 6)}

@@ -29,18 +29,18 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import DAY_S
-from kvstore.tools.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
+from kvstore.tools.cli import FAILED, NOT_FOUND, OK, UNREACHABLE, USAGE, CliError
 from kvstore.tools.cli.asking import agreed, must_ask
-from kvstore.tools.cli.buckets import code_of, opened
+from kvstore.tools.cli.buckets import code_of, code_said, opened
 from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
 from kvstore.tools.cli.options import add_config_arguments, days, duration, is_of_node
-from kvstore.tools.cli.output import present, print_table, say
+from kvstore.tools.cli.output import Figure, present, print_table, say
 from kvstore.tools.cli.prefixes import whole_or_found
-from kvstore.units import format_bytes, format_time, plural
+from kvstore.units import NOTHING, format_bytes, format_time, plural
 
 if TYPE_CHECKING:
     from kvstore.daemon.config.regions_file import Deployment
@@ -107,10 +107,10 @@ def run_verb(args: argparse.Namespace) -> int:
     deployment, regions = _regions(args)
     rows: list[dict[str, Any]] = []
     if asks or args.dry_run or not args.force:
-        rows, code = _looked_at(args, deployment, regions, tombstone)
+        rows, codes = _looked_at(args, deployment, regions, tombstone)
         if args.dry_run:
-            present(args, _facts(tombstone, rows, dry_run=True), _show)
-            return code
+            present(args, _facts(tombstone, rows, codes, dry_run=True), _show)
+            return max(codes.values())
     what = f"{_subject(args)} in {', '.join(regions)} and on all nodes there, {_size(rows)}"
     if asks and not agreed(f"This erases {what}. It cannot be brought back.", "Erase it?"):
         raise CliError(f"{args.called}: nothing was erased")
@@ -133,11 +133,12 @@ def run_verb(args: argparse.Namespace) -> int:
 
         return "; ".join(await until_gone(objects, buried, wait_s)) or GONE
 
-    rows, code = _in_each(deployment, regions, bury_in)
+    rows, codes = _in_each(deployment, regions, bury_in)
+    code = max(codes.values())
     if wait_s is not None:
         code = max(code, _of_versions(deployment, tombstone, rows))
     latest = max(stones, key=lambda one: one.watched_until_s, default=tombstone)
-    present(args, _facts(latest, rows), _show)
+    present(args, _facts(latest, rows, codes), _show)
     return code
 
 
@@ -167,8 +168,8 @@ def _regions(args: argparse.Namespace) -> tuple[Deployment, list[str]]:
 
 def _looked_at(
     args: argparse.Namespace, deployment: Deployment, regions: Sequence[str], tombstone: Tombstone
-) -> tuple[list[dict[str, Any]], int]:
-    """What each region has of it, and the exit code. Raises CliError where nobody knows it."""
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """What each region has of it, and the exit code that this asks for, by region. Raises CliError where nobody knows it."""
     from kvstore.tools.cli.commands.region_known import known_here, known_in
 
     found: list[Known] = [known_here(args, tombstone)]
@@ -188,7 +189,7 @@ def _looked_at(
         return [await look(name) for name in names]
 
     looked = asyncio.run(looks(regions))
-    rows, code = [row for row, _ in looked], max(code for _, code in looked)
+    rows, codes = [row for row, _ in looked], {row["region"]: code for row, code in looked}
     if not args.force and not any(known.is_known for known in found):  # else from where it is read or copied
         looked += asyncio.run(looks([name for name in deployment.regions if name not in regions]))
     if not args.force and not any(known.is_known for known in found):
@@ -201,7 +202,7 @@ def _looked_at(
             f"{args.called}: {_subject(args)}: nothing of it is known{others}{away} (--force erases it all the same)",
             exit_code=max(code for _, code in looked) or (FAILED if unread else NOT_FOUND),
         )
-    return rows, code
+    return rows, codes
 
 
 def _subject(args: argparse.Namespace) -> str:
@@ -218,8 +219,8 @@ def _size(rows: Sequence[dict[str, Any]]) -> str:
 
 def _in_each(
     deployment: Deployment, regions: Sequence[str], work: Callable[[Objects], Awaitable[str]]
-) -> tuple[list[dict[str, Any]], int]:
-    """What to say of each region, and the exit code that this asks for."""
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """What to say of each region, and the exit code that this asks for, by region."""
     from replication.errors import ReplicationError
     from tiers.errors import TierError
     from tiers.together import together
@@ -235,16 +236,23 @@ def _in_each(
 
     states = asyncio.run(each())
     rows = [{"region": name, "state": state} for name, (state, _) in zip(regions, states, strict=True)]
-    return rows, max(code for _, code in states)
+    return rows, {name: code for name, (_, code) in zip(regions, states, strict=True)}
 
 
-def _facts(tombstone: Tombstone, rows: list[dict[str, Any]], dry_run: bool = False) -> dict[str, Any]:
+def _away(codes: Mapping[str, int]) -> list[str]:
+    return sorted(name for name, code in codes.items() if code == UNREACHABLE)
+
+
+def _facts(
+    tombstone: Tombstone, rows: list[dict[str, Any]], codes: Mapping[str, int], dry_run: bool = False
+) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
         "tombstone": tombstone.id,
         "prefix": tombstone.block_hash.hex(),
         "watched_until_s": tombstone.watched_until_s,
         "regions": rows,
+        "away": _away(codes),
     }
 
 
@@ -255,7 +263,13 @@ def _show(document: dict[str, Any]) -> None:
     title = (
         "nothing is erased: it would be" if document.get("dry_run") else f"tombstone {document['tombstone']}"
     )
-    print_table(title, list(rows[0]), [list(row.values()) for row in rows])
+    print_table(title, list(rows[0]), [[_cell(*pair) for pair in row.items()] for row in rows])
+
+
+def _cell(name: str, value: Any) -> object:
+    if value is None:
+        return Figure(NOTHING)
+    return Figure(format_bytes(value)) if name == "bytes" else value
 
 
 def _of_node(args: argparse.Namespace, asks: bool, wait_s: float | None) -> int:
@@ -282,9 +296,9 @@ def _of_node(args: argparse.Namespace, asks: bool, wait_s: float | None) -> int:
 def _presented(
     args: argparse.Namespace, document: dict[str, Any], show: Callable[[dict[str, Any]], object]
 ) -> int:
-    """What another node says; the exit code: whether it says so of every region."""
+    """What another node says, and the exit code that fits it."""
     present(args, document, show)
-    return OK if all(row["state"] in DONE for row in document["regions"]) else FAILED
+    return code_said(document, all(row["state"] in DONE for row in document["regions"]))
 
 
 # -- what is erased --
@@ -320,10 +334,10 @@ def _of_tombstones(args: argparse.Namespace) -> int:
                 row["regions"].append(objects.where)
         return READ
 
-    rows, code = _in_each(deployment, regions, read)
-    document = {"tombstones": list(found.values()), "regions": rows}
+    rows, codes = _in_each(deployment, regions, read)
+    document = {"tombstones": list(found.values()), "regions": rows, "away": _away(codes)}
     present(args, document, _show_tombstones)
-    return code
+    return max(codes.values())
 
 
 def _of_tombstones_there(args: argparse.Namespace) -> int:
@@ -376,11 +390,12 @@ def _cancel(args: argparse.Namespace, deployment: Deployment, regions: Sequence[
             return NOT_THERE
         return BACK_BEFORE if there.is_taken_back else BACK
 
-    rows, code = _in_each(deployment, regions, back)
+    rows, codes = _in_each(deployment, regions, back)
     if all(row["state"] == NOT_THERE for row in rows):
         raise CliError(f"{args.called}: --cancel {args.cancel}: no such tombstone", exit_code=NOT_FOUND)
-    present(args, {"tombstone": args.cancel, "prefix": "", "regions": rows}, _show)
-    return code
+    document = {"tombstone": args.cancel, "prefix": "", "regions": rows, "away": _away(codes)}
+    present(args, document, _show)
+    return max(codes.values())
 
 
 def _tombstone(args: argparse.Namespace, of_node: bool) -> Tombstone:
@@ -394,7 +409,8 @@ def _tombstone(args: argparse.Namespace, of_node: bool) -> Tombstone:
                 exit_code=USAGE,
             )
     if not args.tenant and not args.namespace:
-        raise CliError(f"{args.called}: --tenant or --namespace is required", exit_code=USAGE)
+        hint = "; what engines without a tenant stored is erased by --namespace"
+        raise CliError(f"{args.called}: --tenant NAME or --namespace is required{hint}", exit_code=USAGE)
     return Tombstone(
         tenant=args.tenant,
         namespaces=tuple(sorted(map(bytes.fromhex, args.namespace))),

@@ -49,7 +49,7 @@ async def _of_bucket(objects: Objects, tombstone: Tombstone) -> list[str]:
         return ["the bucket: no keeper has looked through it yet"]
     if not said.left:
         return []
-    return [f"the bucket: {plural(said.left, 'object')} cannot be deleted: {'; '.join(said.why)}"]
+    return [f"the bucket: {plural(said.left, 'object')} left: {'; '.join(said.why)}"]
 
 
 def _of_node(node: Node, tombstone: Tombstone, now_s: float) -> str:

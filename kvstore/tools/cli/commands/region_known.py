@@ -72,8 +72,8 @@ def _named(catalogue: Catalogue, objects: Objects, tombstone: Tombstone) -> tupl
     from replication.erasure.erased import Erased
     from replication.erasure.erasure import Erasure
 
-    known = Erased(lambda: 0.0, [tombstone])  # as if it were in force
-    erasure = Erasure(objects, catalogue, known.clock, known=known)
+    known = Erased(known=[tombstone])  # as if it were in force
+    erasure = Erasure(objects, catalogue, known.over_s, known=known)
     found: dict[bytes, int] = {}
     before = -1
     while before < len(found):  # what hangs on a pack may be listed before it

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli import FAILED, OK
 from kvstore.tools.cli.buckets import code_of, opened
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from kvstore.daemon.config.regions_file import Deployment
     from replication.formats.nodes import Node, Unread
 
-FORGOTTEN_S: Final = 7 * 86_400.0  # of which nothing was heard for so long it is not shown
 OF_ITSELF = (
     "version",
     "up_s",
@@ -43,23 +42,24 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verb(args: argparse.Namespace) -> int:
+    from replication.constants import NODE_FORGOTTEN_S
+
     deployment = load_deployment(args)
     if args.region:
         deployment.place(args.region, args.called)
     regions = [args.region] if args.region else list(deployment.regions)
     found, away = asyncio.run(_nodes(deployment, regions))
-    latest = [node for node in found if node["age_s"] < FORGOTTEN_S]
+    latest = [node for node in found if node["age_s"] < NODE_FORGOTTEN_S]
     latest.sort(key=lambda node: (node["region"], node.get("host", ""), node["writer"]))
-    shown = [node for node in latest if "problem" not in node]
     unread = [{"region": region, "writer": "", "problem": str(error)} for region, error in away.items()]
-    document = {
+    document: Document = {
         "deployment": deployment.deployment,
-        "nodes": shown,
+        "nodes": [node for node in latest if "problem" not in node],
         "forgotten": len(found) - len(latest),
         "unread": [*unread, *(node for node in latest if "problem" in node)],
     }
     present(args, document, _show)
-    is_well = not document["unread"] and all(node["state"] in ("ok", "warnings") for node in shown)
+    is_well = not document["unread"] and all(node["state"] in ("ok", "warnings") for node in latest)
     return max([OK if is_well else FAILED, *map(code_of, away.values())])
 
 

@@ -151,7 +151,7 @@ async def _pair(deployment: Deployment, region: str, state: MirrorState, is_live
     from replication.formats.mirror_state import judged, segments_behind
     from tiers.errors import TierError
 
-    behind = state.behind(state.read)
+    behind = state.behind(state.read) if state.at_s else None
     word: str = judged(state, now_s)
     code = OK if word == "ok" else FAILED
     if state.problem and word in ("never ran", "problem"):
@@ -171,14 +171,15 @@ _OF_STATE: Final = (
 )
 
 
-def _facts(state: MirrorState, region: str, word: str, behind: int, now_s: float) -> dict[str, Any]:
+def _facts(state: MirrorState, region: str, word: str, behind: int | None, now_s: float) -> dict[str, Any]:
     from msgspec.structs import asdict
 
+    facts = {"source": state.source, "region": region, "state": word}
+    if not state.at_s:  # nothing is known of one that never wrote, or cannot be read
+        return facts | {"heartbeat_age_s": None, "segments_behind": behind}
     return {
-        "source": state.source,
-        "region": region,
-        "state": word,
-        "heartbeat_age_s": max(0.0, now_s - state.at_s) if state.at_s else None,
+        **facts,
+        "heartbeat_age_s": max(0.0, now_s - state.at_s),
         "segments_behind": behind,
         "sweeping": state.is_sweeping,
         "oldest_age_s": state.oldest_age_now_s(now_s),
@@ -196,7 +197,11 @@ def _duration(name: str) -> Show:
 
 
 def _plain(name: str) -> Show:
-    return lambda facts: facts.get(name, NOTHING)
+    return lambda facts: Figure(NOTHING) if facts.get(name) is None else facts[name]
+
+
+def _bytes(name: str) -> Show:
+    return lambda facts: Figure(NOTHING if facts.get(name) is None else format_bytes(facts[name]))
 
 
 def _share(facts: dict[str, Any]) -> object:
@@ -210,12 +215,12 @@ _COLUMNS: dict[str, Show] = {
     "state": _plain("state"),
     "segments behind": _plain("segments_behind"),
     "oldest age": _duration("oldest_age_s"),
-    "models left": lambda facts: Figure(format_bytes(facts.get("model_left_bytes", 0))),
+    "models left": _bytes("model_left_bytes"),
     "pending": _plain("pending"),
     "failed": _plain("failed"),
     "lost": _plain("lost"),
     "copied": _plain("copied_packs"),
-    "bytes": lambda facts: Figure(format_bytes(facts.get("copied_bytes", 0))),
+    "bytes": _bytes("copied_bytes"),
     "lag p50": _duration("lag_p50_s"),
     "p99": _duration("lag_p99_s"),
     "max": _duration("lag_max_s"),

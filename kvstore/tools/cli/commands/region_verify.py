@@ -15,7 +15,7 @@ import argparse
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -148,18 +148,36 @@ class _Found:
         else:
             self.open += 1
 
+    def not_led_over(self, facts: Mapping[str, Any]) -> None:
+        """It ended early: without a snapshot nobody goes on behind a gap."""
+        if "snapshot" not in facts:
+            gaps = [one for one in self.told if one.kind == "gap" and one.repaired]
+            self.told = [one._replace(repaired="") if one in gaps else one for one in self.told]
+            self.repaired, self.open = self.repaired - len(gaps), self.open + len(gaps)
+
 
 async def _verified(
     deployment: Deployment, wanted: Asked, directory: Path, found: _Found, progress: Progress
 ) -> tuple[dict[str, Any], int]:
-    """The facts, and the exit code of what kept them from being complete."""
+    """The facts, and the exit code of what kept them from being complete. Raises ReplicationError, TierError where nothing was found yet."""
+    from replication.audit.audit import Report
     from replication.errors import ReplicationError
     from tiers.errors import TierError
 
     home = await followed(deployment, wanted.region, directory, found.add, wanted.repairs)
+    report, facts, is_audited = Report(), dict[str, Any](), False
     try:
-        report = await home.audit(wanted.repairs, found.add, progress)
-        facts: dict[str, Any] = {
+        try:
+            await home.audit(wanted.repairs, found.add, progress, report)
+            is_audited = True
+            await _verify_more(deployment, wanted, home, directory, found, progress, facts)
+            problem, code = {}, OK
+        except (ReplicationError, TierError) as error:
+            if not (found.told or is_audited):
+                raise
+            found.not_led_over(facts)
+            problem, code = {"problem": str(error)}, code_of(error)
+        said = {
             "deployment": deployment.deployment,
             "region": wanted.region,
             "bucket": home.objects.where,
@@ -173,11 +191,7 @@ async def _verified(
             "left": report.left + report.models.left,
             "whole": report.is_whole,
         }
-        try:
-            await _verify_more(deployment, wanted, home, directory, found, progress, facts)
-        except (ReplicationError, TierError) as error:
-            return {**facts, "problem": str(error)}, code_of(error)
-        return facts, OK
+        return {**said, **facts, **problem}, code
     finally:
         home.close()
 
@@ -195,6 +209,7 @@ async def _verify_more(
     if wanted.deep is not None:
         read = await home.read(wanted.deep, wanted.repairs, found.add, progress)
         facts |= {"read_packs": read.packs, "read_bytes": read.bytes, "damaged_packs": read.damaged}
+        facts["unread_packs"] = read.unread
         chunks = await home.read_models(wanted.deep, wanted.repairs, found.add, progress)
         facts |= {
             "read_chunks": chunks.chunks,
@@ -255,6 +270,8 @@ def _show(facts: dict[str, Any]) -> None:
             f"{plural(facts['read_packs'], 'pack')} ({format_bytes(facts['read_bytes'])}) read,"
             f" {count(facts['damaged_packs'])} of them damaged"
         )
+        if facts["unread_packs"]:
+            print(f"{plural(facts['unread_packs'], 'pack')} could not be read by this version")
     if "lacking_models" in facts:
         print(
             f"{plural(facts['lacking_packs'], 'pack')} and {plural(facts['lacking_models'], 'model')}"

@@ -136,10 +136,10 @@ def _notes(requests: Trace, args: argparse.Namespace) -> Iterator[str]:
         yield f"blocks taken as {args.block_tokens} tokens where lines do not say it (--block-tokens)"
     if requests.unfit_lines:
         dropped = "; --tail drop left out whole blocks of these" if args.tail == "drop" else ""
-        yield (
-            f"{plural(requests.unfit_lines, 'line')} with an input_length that does not fit its blocks{dropped}: "
-            f"try --block-tokens {requests.fitting_tokens}"
-        )
+        fitting = requests.fitting_tokens  # 0 of a line without blocks
+        hint = f": try --block-tokens {fitting}" if fitting not in (0, args.block_tokens) else ""
+        lines = plural(requests.unfit_lines, "line")
+        yield f"{lines} with an input_length that does not fit its blocks{dropped}{hint}"
     if requests.cut_lines:
         yield "the last line is cut off, and left out"
     if requests.unchained_ids:

@@ -69,22 +69,23 @@ def add_html_argument(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from kvstore.ledger import report
+    from kvstore.ledger.minutes import oldest_minute
 
     chosen = names("report: --by", args.by, BY)
     require_page(args.html, "report")
     since_s, until_s = _span(args)
-    by_minute = report.MINUTE in chosen or args.html is not None
+    is_all_by_minute = since_s >= oldest_minute(time.time())
+    by_minute = report.MINUTE in chosen or (args.html is not None and is_all_by_minute)
     if is_of_node(args):
-        return _present(args, _of_node(args, since_s, by_minute), chosen)
+        return _present(args, _of_node(args, since_s, by_minute), chosen, is_all_by_minute)
     if args.against:
         return _compare(args, since_s, until_s, chosen)
 
     def question(client: Client) -> Document:
         minutes = client.live(since_s)["minutes"] if by_minute else None
-        kept = minutes and [minute for minute in minutes if minute["minute_s"] < until_s]
-        return report.document(client.report(since_s, until_s), since_s, minutes=kept)
+        return report.document(client.report(since_s, until_s), since_s, minutes=minutes)
 
-    return _present(args, ask(args, "report", question), chosen)
+    return _present(args, ask(args, "report", question), chosen, is_all_by_minute)
 
 
 def _compare(args: argparse.Namespace, since_s: float, until_s: float, chosen: list[str]) -> int:
@@ -133,13 +134,17 @@ def _of_node(args: argparse.Namespace, since_s: float, by_minute: bool) -> Docum
     return document
 
 
-def _present(args: argparse.Namespace, document: Document, chosen: list[str]) -> int:
+def _present(args: argparse.Namespace, document: Document, chosen: list[str], is_all_by_minute: bool) -> int:
+    """is_all_by_minute: of all of its time minutes are kept; else a page draws hours, which add up to its totals."""
     from kvstore.ledger import report
 
     if args.html is not None:
         from kvstore.tools.pages import report_page
 
-        write_page(args.html, report_page(document), "report")
+        by = {
+            name: rows for name, rows in document["by"].items() if is_all_by_minute or name != report.MINUTE
+        }
+        write_page(args.html, report_page({**document, "by": by}), "report")
     wanted = chosen or (report.GROUPINGS if args.output == "json" else SHOWN)
     document["by"] = {name: document["by"][name] for name in BY if name in wanted and name in document["by"]}
     return present(args, document, lambda shown: _print(shown, is_whole=not chosen))

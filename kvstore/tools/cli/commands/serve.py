@@ -41,7 +41,6 @@ def run(args: argparse.Namespace) -> int:
     from kvstore import logs
     from kvstore.daemon.beside.doors import require_doors
     from kvstore.daemon.process import memory_limits_in_words, require_threads
-    from kvstore.daemon.regional import require_regions
     from kvstore.daemon.service import Service, threads_needed
     from kvstore.daemon.storage import open_storage
     from kvstore.security import audit
@@ -50,7 +49,10 @@ def run(args: argparse.Namespace) -> int:
     audit.to_stream(sys.stderr)
     os.umask(0o077)  # what SQLite makes in our directories is nobody else's either
     try:
-        require_regions(config)  # files that are named, before anything is made
+        if config.regions_file:  # files that are named, before anything is made
+            from kvstore.daemon.regional import require_regions
+
+            require_regions(config)
         require_doors(config)
         require_threads(threads_needed(config))
         storage = open_storage(config)

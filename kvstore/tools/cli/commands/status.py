@@ -3,7 +3,8 @@
   kvstore status                       tables, for people
   kvstore status -o json               the whole report; docs/cli.md lists its fields
 
-`kvstore top` shows it live. Exit code 0 when the daemon is healthy, 1 when its last check found problems, 4 when none answers.
+`kvstore top` shows it live. Exit code 1 when the last self-check found problems, or a directory or the socket
+is not as it must be; 0 with problems of other kinds, for any of which that of `kvstore doctor` is 1; 4 when no daemon answers.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     report = ask(args, "status", lambda client: client.status())
+    if "health" not in report:  # to who asks as a tenant
+        return present(args, report, lambda own: _print_namespaces(own["namespaces"]))
     present(args, report, _print)
     return OK if report["health"]["ok"] else FAILED
 
@@ -184,8 +187,8 @@ def print_disks(disks: Sequence[answers.Disk]) -> None:
             printable(disk["directory"]),
             printable(disk["file_system"]),
             disk["state"],
-            disk["records"],
-            format_bytes(disk["used_bytes"]),
+            Figure(NOTHING) if disk["records"] is None else disk["records"],
+            NOTHING if disk["used_bytes"] is None else format_bytes(disk["used_bytes"]),
             format_bytes(disk["room_bytes"]),
         ]
         for disk in disks
@@ -220,7 +223,10 @@ def _print_lists(report: answers.Status) -> None:
     if report["holdings"]:
         print_holdings(report["holdings"])
     if report["namespaces"]:
-        _print_namespaces(report)
+        _print_namespaces(report["namespaces"])
+        if (left := report["namespaces_total"] - len(report["namespaces"])) > 0:
+            say(f"… and {plural(left, 'more namespace')}, with fewer blocks")
+            say()
 
 
 def print_holdings(holdings: Sequence[answers.Holding]) -> None:
@@ -246,9 +252,8 @@ def print_holdings(holdings: Sequence[answers.Holding]) -> None:
             say()
 
 
-def _print_namespaces(report: answers.Status) -> None:
+def _print_namespaces(spaces: Sequence[answers.Namespace]) -> None:
     """What people tell them apart by; -o json has all fields."""
-    spaces = report["namespaces"]
     shown = [name for name in FIELDS_SHOWN if any(n["fields"].get(name) for n in spaces)]
     rows = [
         [
@@ -269,7 +274,3 @@ def _print_namespaces(report: answers.Status) -> None:
     if not any(n["differs"] for n in spaces):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     print_table("namespaces", columns, rows, drop=drop)
-    if report["namespaces_total"] > len(spaces):
-        more = plural(report["namespaces_total"] - len(spaces), "more namespace")
-        say(f"… and {more}, with fewer blocks")
-        say()

@@ -50,6 +50,14 @@ NAMES = (
     "prefix",
     "lives in",
 )  # to the left; figures to the right
+NOT_OF_A_TENANT = (
+    "problems",
+    "attention",
+    "tiers",
+    "latencies",
+    "sessions",
+    "prefixes",
+)  # lists that who asks as one does not get
 LONG = ("model", "tenant", "client")  # cut first, where not all columns fit
 
 Figures = Mapping[str, Any]
@@ -60,15 +68,16 @@ def screen(
 ) -> Group:
     """As high as the console at most. away: why the daemon does not answer, "" where it does. before: lines of what needed attention
     and does not any more. keys: what may be pressed."""
+    figures = {**dict.fromkeys(NOT_OF_A_TENANT, ()), **figures}
     narrow = console.width < NARROW
     blank = Text()
     parts: list[RenderableType] = [
         *_head(console, figures, away),
         blank,
         _beside(_hits(figures, narrow), _misses(figures, narrow)),
-        blank,
-        _beside(_tiers(figures, narrow), _latencies(figures, narrow)),
     ]
+    if figures["tiers"]:
+        parts += [blank, _beside(_tiers(figures, narrow), _latencies(figures, narrow))]
     room = console.height - len(console.render_lines(Group(*parts))) - bool(keys)
     if figures["attention"]:
         parts += [blank, *_attention(figures, console.width, room - 1)]
@@ -138,12 +147,15 @@ def _line(text: str, style: str = "") -> Text:
 def _head(console: Console, figures: Figures, away: str) -> list[RenderableType]:
     is_well = not away and not any(problem["level"] == "problem" for problem in figures["problems"])
     state = "AWAY" if away else how_it_is(figures["problems"])
-    place = f"{figures['host'] or figures['instance'][:8]}" + f" in {figures['region_name']}" * bool(
-        figures["region_name"]
-    )
-    left = f"kvstore {place}  {state}  up {format_duration(figures['uptime_s'])}"
     right = format_time(figures["now_s"], True).split()[-1]
-    if console.width >= NARROW:
+    if is_whole := "uptime_s" in figures:
+        place = f"{figures['host'] or figures['instance'][:8]}" + f" in {figures['region_name']}" * bool(
+            figures["region_name"]
+        )
+        left = f"kvstore {place}  {state}  up {format_duration(figures['uptime_s'])}"
+    else:
+        left = "kvstore: the figures of a tenant"
+    if console.width >= NARROW and is_whole:
         engines = plural(figures["sessions_total"], "session")
         right = f"{engines}  {plural(figures['namespaces_total'], 'namespace')}  {right} UTC"
     free = console.width - cell_len(left) - cell_len(right)
@@ -185,14 +197,14 @@ def _hits(figures: Figures, narrow: bool) -> Table:
     spans = ("now", "1_min", "15_min") if narrow else ("now", "1_min", "5_min", "15_min")
     table = _table("hit rate", *(span.replace("_", " ") for span in spans))
     for row in figures["hits"][:ROWS_MAX]:
-        _add(table, row["tier"], *(_percent(row[span]) for span in spans))
+        _add(table, row["tier"], *(_percent(row.get(span)) for span in spans))
     return table
 
 
 def _misses(figures: Figures, narrow: bool) -> Table:
     table = _table("misses", "now", "15 min")
     for row in figures["misses"][: 3 if narrow else ROWS_MAX]:
-        _add(table, row["reason"], _percent(row["now"]), _percent(row["15_min"]))
+        _add(table, row["reason"], _percent(row["now"]), _percent(row.get("15_min")))
     return table
 
 

@@ -18,6 +18,7 @@ from kvstore.constants import STATUS_TIMEOUT_S
 from kvstore.tools.cli import OK, UNREACHABLE, USAGE, CliError
 from kvstore.tools.cli.output import is_terminal, print_json
 from kvstore.tools.cli.streams import drawing
+from kvstore.tools.problems import how_it_is
 from kvstore.units import NOTHING, format_bytes, format_duration, printable, short_count
 
 if TYPE_CHECKING:
@@ -142,8 +143,7 @@ def _cells(one: One) -> list[str]:
     found = one.document
     if not found:
         return [_short(one.path), "AWAY" if one.away else "…", *[NOTHING] * (len(COLUMNS) - 2)]
-    needs = len(found["attention"])
-    state = "AWAY" if one.away else f"{needs} lines" if needs else "ok"
+    state = "AWAY" if one.away else how_it_is(found["problems"])
     hits = found["hits"][0]
     fills = {tier["name"]: tier for tier in found["tiers"]}
     return [

@@ -40,7 +40,7 @@ from kvstore.tools.cli.options import (
     size,
 )
 from kvstore.tools.cli.output import Figure, present, print_json, print_table, progress_bars, say
-from kvstore.units import NOTHING, count, format_bytes, format_duration, money, percent
+from kvstore.units import NOTHING, format_bytes, format_duration, money, percent, plural
 
 if TYPE_CHECKING:
     from kvstore.daemon.config.regions_file import Deployment
@@ -306,9 +306,9 @@ def _show_plan(args: argparse.Namespace, plan: Plan) -> None:
 
     price = plan.copy_price + plan.put_price
     told = f"by the traffic of {', '.join(plan.traffic_of)}" if plan.traffic_of else "no traffic is known"
-    things = "models" if args.weights else "packs"
+    thing = "model" if args.weights else "pack"
     rows: list[Sequence[object]] = [
-        ["copied by mirrors", Figure(format_bytes(plan.copy_bytes)), f"{count(plan.copy_packs)} {things}"],
+        ["copied by mirrors", Figure(format_bytes(plan.copy_bytes)), plural(plan.copy_packs, thing)],
         ["… takes", Figure(taking(plan.copy_s)), ""],
         [
             "… costs",
@@ -320,7 +320,7 @@ def _show_plan(args: argparse.Namespace, plan: Plan) -> None:
             Figure(format_bytes(plan.preload_bytes)),
             "" if args.weights else _of(plan),
         ],
-        ["… takes", Figure(taking(plan.preload_s)), f"{count(len(plan.daemons))} daemons were seen lately"],
+        ["… takes", Figure(taking(plan.preload_s)), f"seen lately: {plural(len(plan.daemons), 'daemon')}"],
     ]
     if not args.weights:
         rows += [
@@ -333,7 +333,7 @@ def _show_plan(args: argparse.Namespace, plan: Plan) -> None:
 
 
 def _of(plan: Plan) -> str:
-    blocks = f"{count(plan.preload_packs)} packs, {count(plan.preload_blocks)} blocks"
+    blocks = f"{plural(plan.preload_packs, 'pack')}, {plural(plan.preload_blocks, 'block')}"
     return f"{blocks}, of {format_bytes(plan.durable_bytes)} durable"
 
 

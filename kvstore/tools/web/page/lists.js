@@ -344,7 +344,8 @@ function nodeRow(node) {
 function showNodes({ nodes, problem }) {
   place("nodes").hidden = !nodes.length && !problem;
   const said = "As each has said itself in the bucket, at least every ten minutes; hit rates are of 15 minutes.";
-  const note = problem ? `Not read just now: ${printable(problem)}` : said;
+  const failed = problem.startsWith("node ") ? "Not all of them can be read" : "Not read just now"; // the others are of now
+  const note = problem ? `${failed}: ${printable(problem)}` : said;
   tables.nodes.empty = note;
   const wrongFirst = [...nodes].sort((one, other) => (one.state === "ok") - (other.state === "ok"));
   tables.nodes.fill(wrongFirst.map(nodeRow), note);
