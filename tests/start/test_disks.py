@@ -321,14 +321,14 @@ def test_nothing_is_written_to_what_was_mounted_over_it(place: Place, serve: Ser
     """A daemon whose directory is replaced goes on in the one that it has, and makes nothing in the other."""
     daemon = serve(place, *place.with_nvme())
     nvme = place.path / "nvme0"
-    until((nvme / "slots.table").exists, "it is open")
-    nvme.rename(place.path / "aside")
-    nvme.mkdir(mode=0o700)
 
     def states() -> list[str]:
         done = kvstore("disks", "-o", "json", "--socket", place.socket)
         return [disk["state"] for disk in json.loads(done.stdout)["disks"]]
 
+    until(lambda: states() == ["ok", "ok"], "both are open")  # one that is not is looked for by its path
+    nvme.rename(place.path / "aside")
+    nvme.mkdir(mode=0o700)
     until(lambda: states() == ["replaced", "ok"], "it is noticed")
     assert daemon.stop() == 0
     assert os.listdir(nvme) == []
