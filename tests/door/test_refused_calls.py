@@ -34,9 +34,10 @@ class Strange:
         return 5
 
 
+TOO_MANY = bytes(32 * 65_537)  # hashes
 WRONG: list[Any] = [
     *(None, True, -1, 0, 1, 3.5, math.nan, math.inf, -math.inf, 1 << 63, 1 << 70, -(1 << 70), 2j),
-    *("", "x", "\ud800", "x" * 100_000, b"", b"short", bytes(1 << 23), bytearray(3), memoryview(b"abc")[::2]),
+    *("", "x", "\ud800", "x" * 100_000, b"", b"short", TOO_MANY, bytearray(3), memoryview(b"abc")[::2]),
     *([], [None], [1], ["a" * 32], [b"short"], [b""], [hashes_of(1)[0]] * 2, [[]], [b"x" * 32] * 131_072),
     *({}, {None: None}, {0: b"short"}, {7: bytes(16)}, {"a": 1}, {1, 2}, object(), Strange(), len, Client),
     *([(None, None, None)], [(1, 2)], [object()], [Strange()]),

@@ -384,7 +384,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("SEEDS", "125")),
+    max_examples=int(os.environ.get("SEEDS", "90")),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

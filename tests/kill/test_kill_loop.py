@@ -17,7 +17,7 @@ from kvstore.client import Client
 from tests.kill import load
 from tests.running import ROOT, Daemon, Place
 
-ROUNDS = int(os.environ.get("ROUNDS", "10"))
+ROUNDS = int(os.environ.get("ROUNDS", "6"))
 SEED = 20
 
 

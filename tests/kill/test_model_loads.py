@@ -36,7 +36,7 @@ from tests.kill.model_loader import digest_of, plan_of
 from tests.running import ROOT, TIMEOUT_S, Daemon, Place, environment, kvstore
 from tiers.dram.pages import SHM
 
-ROUNDS = int(os.environ.get("ROUNDS", "4"))
+ROUNDS = int(os.environ.get("ROUNDS", "2"))
 MIB = 1 << 20
 TENSOR_BYTES = 2 * MIB  # each is a chunk
 SLAB_BYTES = 4 * MIB

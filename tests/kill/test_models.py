@@ -19,7 +19,7 @@ from tests.kill.model_filler import bring, files, name_of, wrong_of
 from tests.kill.test_kill_loop import prove, start_load
 from tests.running import ROOT, Daemon, Place
 
-ROUNDS = int(os.environ.get("ROUNDS", "4"))
+ROUNDS = int(os.environ.get("ROUNDS", "3"))
 SEED = 31
 
 

@@ -46,7 +46,7 @@ from tiers.bucket.objects import Bytes
 from tiers.errors import ObjectError
 from tiers.packs.packs import PACKS
 
-SEEDS = int(os.environ.get("SEEDS", "150"))
+SEEDS = int(os.environ.get("SEEDS", "120"))
 CHUNKS = 2  # tests that share the seeds
 CHAOS_S = 200.0  # of faults and kills
 CALM_S = 600.0  # within which everybody must know everything: more than enough for a full look

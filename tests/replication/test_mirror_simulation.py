@@ -62,7 +62,7 @@ from tests.replication.virtual_loop import VirtualLoop, run
 from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.packs.packs import PACKS
 
-SEEDS = int(os.environ.get("SEEDS", "150"))
+SEEDS = int(os.environ.get("SEEDS", "120"))
 CHUNKS = 2  # tests that share the seeds
 DAY_S = 86400.0
 CHAOS_S = 100.0  # of faults and kills

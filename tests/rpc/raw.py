@@ -46,11 +46,18 @@ def opened(
     return b"".join(found)
 
 
-def kinds_of_frames(peer: socket.socket, until: tuple[int, int] = (HEADERS, 0)) -> Counter[int]:
-    """Of all that comes until nothing does. until: a kind, and how many of it are enough; 0: never."""
+def kinds_of_frames(
+    peer: socket.socket, until: tuple[int, int] = (HEADERS, 0), quiet_s: float = 0.0
+) -> Counter[int]:
+    """Of all that comes until nothing does. until: a kind, and how many of it are enough; 0: never. quiet_s: then all that still
+    comes before so long a pause."""
     came, found, at = b"", Counter[int](), 0
     with suppress(TimeoutError):
-        while not until[1] or found[until[0]] < until[1]:
+        while True:
+            if until[1] and found[until[0]] >= until[1]:
+                if not quiet_s:
+                    break
+                peer.settimeout(quiet_s)
             if not (more := peer.recv(1 << 16)):
                 break
             came += more

@@ -23,6 +23,7 @@ from kvstore.v1 import cache_pb2
 from tests.rpc.reflecting import Reflecting, reason
 from tests.rpc.serving import Serving, until
 from tests.rpc.spaces import BLOCK_TOKENS, HASH_BYTES, Space, named
+from tests.running import TIMEOUT_S
 
 
 def test_records_come_back_as_they_went(client: Reflecting) -> None:
@@ -223,7 +224,7 @@ def test_the_longest_prompt_is_explained(client: Reflecting, node: Serving) -> N
     space = Space(client, "longest")
     hashes = [number.to_bytes(32, "big") for number in range(1, 65_537)]
     space.put(hashes[:1], [space.record(0)])
-    with Node(node.target) as far:
+    with Node(node.target, timeout_s=TIMEOUT_S) as far:
         document = far.explain(Selector(model="longest"), hashes)
         assert len(document["blocks"]) == 65_536 and document["hit_tokens"] == 16
         found = far.lookup(Selector(model="longest"), tokens=range(1 << 20))

@@ -401,9 +401,9 @@ def test_more_streams_than_a_connection_may_have(narrow: Serving, few: Reflectin
     before, address = resident_bytes(narrow.process()), narrow.target.rsplit(":", 1)
     said, refused = opened(1000), 0
     with ExitStack() as held, socket.create_connection((address[0], int(address[1])), 5.0) as one:
-        one.settimeout(1.0)
+        one.settimeout(TIMEOUT_S)
         one.sendall(said)
-        frames = kinds_of_frames(one)
+        frames = kinds_of_frames(one, (DATA, OPEN_OF_ONE_MAX), quiet_s=1.0)
         assert frames[DATA] == OPEN_OF_ONE_MAX and 0 < frames[RST_STREAM] <= 1000 - CALLS_MAX
         for _ in range(count):
             try:

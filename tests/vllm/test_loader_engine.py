@@ -156,12 +156,19 @@ def test_damaged_files_refuse_the_start(host: EngineHost, model: Path, tmp_path:
 
 
 def test_two_ranks_read_each_byte_once(
-    hosts: Callable[..., EngineHost], place: Place, serve: Callable[..., Daemon], model: Path, tmp_path: Path
+    host: EngineHost,
+    hosts: Callable[..., EngineHost],
+    place: Place,
+    serve: Callable[..., Daemon],
+    model: Path,
+    tmp_path: Path,
 ) -> None:
     """What they read adds up to the weights, and tokens are those of the directory. Out of DRAM neither reads anything."""
     options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-    engine = hosts(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_LOGGING_LEVEL="INFO")
-    revision = assert_same_tokens(engine, model, tmp_path / "m", **options)
+    expected, revision = tokens(host, model, "auto"), published(model, tmp_path / "m")
+    host.stop()
+    engine = hosts(VLLM_LOGGING_LEVEL="INFO")
+    assert tokens(engine, revision, **options) == expected
     read = re.findall(r"verified ([\d,]+) bytes, ([\d,]+) bytes of them read by this rank", engine.log())
     assert len(read) == 2
     total, shares = int(read[0][0].replace(",", "")), [int(share.replace(",", "")) for _, share in read]
@@ -172,7 +179,6 @@ def test_two_ranks_read_each_byte_once(
         place, *place.arguments, "--set=dram.capacity_bytes=64MiB", "--set=models.dram_bytes=32MiB"
     )
     into_dram(revision, daemon.socket)
-    expected = engine.generate(PROMPTS).tokens
     engine.start(daemon.socket, model=str(revision), load_format="kvstore", **options)
     assert engine.generate(PROMPTS).tokens == expected
     loaded = re.findall(r"it was in this node's DRAM .* loaded ([\d,]+) bytes", engine.log())

@@ -131,7 +131,7 @@ def test_speculation(
 
 def test_pipeline_stages(hosts: Callable[..., EngineHost], daemon: Daemon, expected: Generated) -> None:
     """Two pipeline stages fill the two columns of a record, and load them again."""
-    engine = hosts(VLLM_ENABLE_V1_MULTIPROCESSING="1")
+    engine = hosts()
     engine.start(
         daemon.socket,
         pipeline_parallel_size=2,

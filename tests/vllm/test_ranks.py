@@ -32,11 +32,13 @@ def test_prefill_and_decode_share_through_the_daemon(
     assert (decoded.tokens, decoded.cached) == (expected, [BLOCKS * BLOCK_TOKENS])
 
 
-def test_two_tensor_parallel_ranks(hosts: Callable[..., EngineHost], daemon: Daemon) -> None:
+def test_two_tensor_parallel_ranks(
+    hosts: Callable[..., EngineHost], host: EngineHost, daemon: Daemon
+) -> None:
     """Each rank stores its own column of one record for both; a second engine of two ranks loads both, one of a
     single rank loads neither."""
     options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-    ranks = hosts(VLLM_ENABLE_V1_MULTIPROCESSING="1")
+    ranks = hosts()
     ranks.start(daemon.socket, **options)
     first = ranks.generate([PROMPT], timeout_s=600)
     deadline = time.monotonic() + 30
@@ -47,15 +49,12 @@ def test_two_tensor_parallel_ranks(hosts: Callable[..., EngineHost], daemon: Dae
         (space,) = tool.list_namespaces()
         assert space["columns"] == 2 and space["blocks"] >= BLOCKS
         assert tool.check() == []
-    ranks.kill()
-    other = hosts(VLLM_ENABLE_V1_MULTIPROCESSING="1")
-    other.start(daemon.socket, **options)
-    again = other.generate([PROMPT], timeout_s=600)
+    ranks.start(daemon.socket, **options)  # two processes that know nothing of the first two
+    again = ranks.generate([PROMPT], timeout_s=600)
     assert (again.tokens, again.cached) == (first.tokens, [BLOCKS * BLOCK_TOKENS])
-    metrics = other.metrics()
+    metrics = ranks.metrics()
     assert metrics["loaded_blocks"] == BLOCKS and metrics.get("hook_errors", 0) == 0
-    other.kill()
-    single = hosts()
-    single.start(daemon.socket)
-    alone = single.generate([PROMPT])
+    ranks.kill()
+    host.start(daemon.socket)
+    alone = host.generate([PROMPT])
     assert alone.cached == [0] and alone.tokens == first.tokens
