@@ -31,11 +31,11 @@ import grpc
 import xxhash
 
 from kvstore.client import Client
+from kvstore.remote.pieces import written
 from kvstore.tools.bench.daemon import Daemon, DaemonError, settings
 from kvstore.tools.bench.machine import Others, facts
 from kvstore.tools.bench.rounds import percentile_us
 from kvstore.tools.cli.output import print_json, print_table
-from kvstore.tools.rpc.pieces import written
 from kvstore.v1 import cache_pb2
 from kvstore.v1.types_pb2 import NamespaceSelector
 from tiers.dram.pages import choose_arena_path
