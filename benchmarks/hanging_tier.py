@@ -75,7 +75,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def _measure(args: argparse.Namespace, engine: Engine, daemon: Daemon, switch: Path) -> dict[str, Any]:
-    pairs = Pairs(engine, engine, daemon, args.control)
+    pairs = Pairs(engine, daemon, args.control)
     stored = [pairs._prompt(PROMPT_TOKENS) for _ in range(1 + WARM_UP_PAIRS + args.pairs)]
     others = int(OTHERS_SHARE * max(ARENA_BYTES, ENGINE_KV_BYTES) / (PROMPT_TOKENS * _token_bytes()))
     _say(f"storing {len(stored)} prompts, and {others} others over them")
