@@ -30,9 +30,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import miss_overhead
 from benchmarks.command import BenchError, as_table, parser_of, run, say
-from benchmarks.miss_overhead import BLOCK_TOKENS, MODEL, Engine, Pairs, with_nvme
+from benchmarks.miss_overhead import BLOCK_TOKENS, MODEL, Engine, Pairs, connector, with_nvme
 from benchmarks.pairs import overhead
 from kvstore.tools.bench.daemon import Daemon
 from kvstore.tools.bench.machine import Others, facts
@@ -52,7 +51,6 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """The report. Raises BenchError, DaemonError."""
     (scratch / "config.json").write_text(json.dumps(MODEL))
     arena_directory, chosen = with_nvme(scratch, ARENA_BYTES, NVME_BYTES)
-    miss_overhead.ENGINE_KV_BYTES = ENGINE_KV_BYTES
     switch = scratch / "sick"
     with _preloaded(scratch, switch):
         daemon = Daemon(scratch / "daemon", chosen)
@@ -62,7 +60,11 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
             try:
                 _say("starting an engine")
                 engine = Engine(
-                    "connected", scratch, miss_overhead.connector(daemon.socket_path), args.threads
+                    "connected",
+                    scratch,
+                    connector(daemon.socket_path),
+                    args.threads,
+                    kv_bytes=ENGINE_KV_BYTES,
                 )
                 found = _measure(args, engine, daemon, switch)
             finally:
