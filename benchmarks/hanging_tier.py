@@ -30,7 +30,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import BenchError, as_table, parser_of, run, say
+from benchmarks.command import as_table, parser_of, run, say
+from benchmarks.errors import BenchError
 from benchmarks.miss_overhead import BLOCK_TOKENS, MODEL, Engine, Pairs, connector, with_nvme
 from benchmarks.pairs import overhead
 from kvstore.tools.bench.daemon import Daemon

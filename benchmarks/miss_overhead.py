@@ -41,7 +41,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import BenchError, parser_of, run, say
+from benchmarks.command import parser_of, run, say
+from benchmarks.errors import BenchError
 from benchmarks.pairs import overhead
 from kvstore.protocol.answers import Status
 from kvstore.tools.bench.daemon import Daemon, settings

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import BenchError, free_port
+from benchmarks.command import free_port
+from benchmarks.errors import BenchError
 
 HOST = "127.0.0.1"
 START_S_MAX = 600.0
