@@ -33,7 +33,7 @@ from coldstart.errors import ChunkDamaged, FilesWrong, ModelError
 from coldstart.loading.pins import Pins, address_of
 from coldstart.loading.ring import DAMAGED, FAILED, NEVER_OFFSET, READY, Ring
 from coldstart.loading.weight_plan import Piece, Plan, Span, WeightFile, is_cut_at_tensors
-from coldstart.published.cutting import HEADER_BYTES_MAX, Header, TensorPlace, parse_header
+from coldstart.published.cutting import HEADER_BYTES_MAX, SAFETENSORS, Header, TensorPlace, parse_header
 from replication.formats.manifests import Chunk, File, Manifest
 from tiers.dram.pages import HUGE_PAGE_BYTES, private_memory
 
@@ -336,7 +336,7 @@ def weight_file(path: Path, file: File, manifest: Manifest, is_header_alone: boo
             raise FilesWrong(
                 f"{path}: {size_bytes} bytes, published were {file.size_bytes}: cut off, or changed"
             )
-        header = _verified_header(fd, path, file, chunks) if path.suffix == ".safetensors" else None
+        header = _verified_header(fd, path, file, chunks) if path.suffix == SAFETENSORS else None
     whole = WeightFile(path, chunks, header.tensors if header is not None else ())
     return whole if is_cut_at_tensors(whole) else WeightFile(path, chunks, ())
 
