@@ -14,14 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.errors import BenchError
 from kvstore.tools.bench.daemon import DaemonError
 from kvstore.tools.cli.output import print_json, print_table
 
 Report = dict[str, Any]
-
-
-class BenchError(Exception):
-    """The measurement cannot go on, or did not measure what it says; the message says which."""
 
 
 def parser_of(name: str, doc: str | None) -> argparse.ArgumentParser:
@@ -39,9 +36,11 @@ def run(
     show: Callable[[Report], None],
     words: Sequence[str] | None = None,
 ) -> int:
-    """Measure and print; 0 when everything was measured, whatever the figures are."""
+    """Measure and print; 0 when everything was measured, whatever the figures are. An option --directory says where its own
+    directory goes."""
     args = parser.parse_args(words)
-    with tempfile.TemporaryDirectory(prefix="kvb-", ignore_cleanup_errors=True) as scratch:
+    place = getattr(args, "directory", None)
+    with tempfile.TemporaryDirectory(prefix="kvb-", dir=place, ignore_cleanup_errors=True) as scratch:
         try:
             report = measure(args, Path(scratch))
         except (BenchError, DaemonError) as error:

@@ -23,20 +23,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.command import parser_of, run, say
+from benchmarks.errors import BenchError
 from connectors.device import BlockMover, blocks_of
 from connectors.device.cuda import CudaDriver
 from connectors.device.movers import movers_for
 from connectors.device.pinning import Pinning
 from kvstore.client.arena_view import ArenaView, mapped
-from kvstore.tools.cli.output import print_json, print_table
+from kvstore.tools.cli.output import print_table
 
 KIB, MIB = 1 << 10, 1 << 20
 LEASE_BYTES = 64 * MIB
 BESIDE_SHAPE, BESIDE_S = "2 MiB, one run", 2.0
+_say = partial(say, "device_copies")
 SHAPES = {  # layers, bytes of one layer's run, whether all layers of a block are one run
     "2 MiB, a run a layer (32 x 64 KiB)": (32, 64 * KIB, False),
     "2 MiB, one run": (32, 64 * KIB, True),
@@ -81,8 +86,27 @@ def limits(view: ArenaView, rounds: int) -> dict[str, float]:
     return {"save": median_gbps(out, LEASE_BYTES, rounds), "load": median_gbps(into, LEASE_BYTES, rounds)}
 
 
-def measure(args: argparse.Namespace, view: ArenaView) -> dict[str, Any]:
-    """The report: a line for each shape."""
+def measure(args: argparse.Namespace, _: Path) -> dict[str, Any]:
+    """The report. Raises BenchError."""
+    if not torch.cuda.is_available():
+        raise BenchError("no accelerator that torch knows")
+    with contextlib.suppress(ImportError):
+        import vllm._custom_ops  # noqa: F401 - its batched copy
+    fd = os.memfd_create("arena")
+    os.ftruncate(fd, args.threads * LEASE_BYTES)
+    view = mapped(fd, args.threads * LEASE_BYTES, fd, mmap.PAGESIZE, True)
+    driver = CudaDriver(torch.empty(1, device="cuda").device)
+    pinning = Pinning(driver, _say)
+    pinning.pin(view)
+    report = {"device": torch.cuda.get_device_name(0), **by_shape(args, view)}
+    report["beside"] = beside(view)
+    pinning.close()
+    report["batched"] = hasattr(torch.ops._C_cache_ops, "swap_blocks_batch")
+    return report
+
+
+def by_shape(args: argparse.Namespace, view: ArenaView) -> dict[str, Any]:
+    """A line for each."""
     report: dict[str, Any] = {"limit_gbps": limits(view, args.rounds), "shapes": {}}
     for name, (layers, run_bytes, together) in SHAPES.items():
         count = LEASE_BYTES // (layers * run_bytes)
@@ -104,7 +128,7 @@ def measure(args: argparse.Namespace, view: ArenaView) -> dict[str, Any]:
 
 
 def beside(view: ArenaView) -> dict[str, float]:
-    """Copies in a thread while this one keeps the device busy. Raises SystemExit where a byte is wrong."""
+    """Copies in a thread while this one keeps the device busy. Raises BenchError where a byte is wrong."""
     layers, run_bytes, together = SHAPES[BESIDE_SHAPE]
     count = LEASE_BYTES // (layers * run_bytes)
     cache = cache_of(layers, run_bytes, together, 2 * count)
@@ -133,7 +157,7 @@ def beside(view: ArenaView) -> dict[str, float]:
         report[f"{verb}_gbps"] = round(copies[0] * LEASE_BYTES / (time.perf_counter() - began_s) / 1e9, 2)
         report[f"products_while_{verb}"] = round(rate / alone, 3)
     if not all(torch.equal(was, layer[count:]) for was, layer in zip(before, cache, strict=True)):
-        raise SystemExit("device_copies: what was loaded beside computing is not what was saved")
+        raise BenchError("what was loaded beside computing is not what was saved")
     return report
 
 
@@ -169,41 +193,18 @@ def _work(
     return work
 
 
-def _say(line: str) -> None:
-    print(f"device_copies: {line}", file=sys.stderr, flush=True)
-
-
-def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="device_copies", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        _say("no accelerator that torch knows")
-        return 1
-    with contextlib.suppress(ImportError):
-        import vllm._custom_ops  # noqa: F401 - its batched copy
-    fd = os.memfd_create("arena")
-    os.ftruncate(fd, args.threads * LEASE_BYTES)
-    view = mapped(fd, args.threads * LEASE_BYTES, fd, mmap.PAGESIZE, True)
-    driver = CudaDriver(torch.empty(1, device="cuda").device)
-    pinning = Pinning(driver, _say)
-    pinning.pin(view)
-    report = {"device": torch.cuda.get_device_name(0), **measure(args, view)}
-    report["beside"] = beside(view)
-    pinning.close()
-    report["batched"] = hasattr(torch.ops._C_cache_ops, "swap_blocks_batch")
-    if args.output == "json":
-        print_json(report)
-        return 0
+def _show(report: dict[str, Any]) -> None:
     rows = [(name, *line.values()) for name, line in report["shapes"].items()]
     print_table("copies of 64 MiB", ["record", *next(iter(report["shapes"].values()))], rows)
     print_table("conditions", ["field", "value"], [(k, str(v)) for k, v in report.items() if k != "shapes"])
-    return 0
+
+
+def main() -> int:
+    """See `benchmarks.command.run`."""
+    parser = parser_of("device_copies", __doc__)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=2)
+    return run(parser, measure, _show)
 
 
 if __name__ == "__main__":

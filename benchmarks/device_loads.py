@@ -18,19 +18,21 @@ import os
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.coldstart.child import BenchError
+from benchmarks import command
 from benchmarks.coldstart.model import MODEL, in_dram, make, put
 from benchmarks.coldstart.ours import disk_read
+from benchmarks.command import as_table, parser_of, run
+from benchmarks.errors import BenchError
 from coldstart.disk.home import Home
 from coldstart.disk.preload import preload
 from coldstart.disk.reading import open_model
@@ -40,8 +42,6 @@ from coldstart.loading.start_dir import open_revision
 from coldstart.loading.weight_plan import Plan
 from connectors.device.movers import weight_pins
 from kvstore.client import models
-from kvstore.tools.bench.daemon import DaemonError
-from kvstore.tools.cli.output import print_json, print_table
 from kvstore.units import parse_bytes
 from tiers.bucket.object_options import ObjectOptions
 from tiers.bucket.object_store import open_objects
@@ -50,6 +50,7 @@ DEVICE = "cuda"
 PINNED_BYTES = 1 << 30  # of the one copy that is the limit
 READERS = 8  # of the disk by itself
 Tensors = Iterator[tuple[str, Any]]
+say = partial(command.say, "device_loads")
 
 
 class Weights:
@@ -171,9 +172,12 @@ def attach_ms(weights: Weights, socket: Path) -> float:
     return round(1000 * (time.perf_counter() - began_s), 2)
 
 
-def measure(scratch: Path, size_bytes: int, rounds: int) -> dict[str, Any]:
+def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """The report. Raises BenchError, DaemonError."""
-    weights = Weights(scratch, size_bytes)
+    if not torch.cuda.is_available():
+        raise BenchError("no accelerator that torch knows")
+    torch.cuda.init()
+    rounds, weights = args.rounds, Weights(scratch, args.size)
     os.environ["THREADS"] = str(READERS)
     disk = disk_read({"revision": str(weights.directory)})
     seconds: dict[str, list[float]] = {}
@@ -189,7 +193,10 @@ def measure(scratch: Path, size_bytes: int, rounds: int) -> dict[str, Any]:
                 seconds.setdefault(name, []).append(timed(work))
                 if not name.startswith("safetensors"):
                     weights.check(name)
-    report: dict[str, Any] = {"limit_gbps": round(limit_gbps(rounds), 1)}
+    report: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(0),
+        "limit_gbps": round(limit_gbps(rounds), 1),
+    }
     for name, taken in seconds.items():
         report[f"{name}_gbps"] = round(weights.size_bytes / statistics.median(taken[1:]) / 1e9, 2)
         report[f"first_{name}_gbps"] = round(weights.size_bytes / taken[0] / 1e9, 2)
@@ -197,38 +204,13 @@ def measure(scratch: Path, size_bytes: int, rounds: int) -> dict[str, Any]:
     return {**report, "model_bytes": weights.size_bytes, "rounds": rounds}
 
 
-def say(line: str) -> None:
-    print(f"device_loads: {line}", file=sys.stderr, flush=True)
-
-
 def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="device_loads", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()))
+    """See `benchmarks.command.run`."""
+    parser = parser_of("device_loads", __doc__)
+    parser.add_argument("--directory", type=Path)
     parser.add_argument("--size", type=parse_bytes, default=parse_bytes("8GiB"))
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        say("no accelerator that torch knows")
-        return 1
-    torch.cuda.init()
-    try:
-        with tempfile.TemporaryDirectory(dir=args.directory, prefix="kvb-") as scratch:
-            report = measure(Path(scratch), args.size, args.rounds)
-    except (BenchError, DaemonError) as error:
-        say(str(error))
-        return 1
-    report = {"device": torch.cuda.get_device_name(0), **report}
-    if args.output == "json":
-        print_json(report)
-        return 0
-    print_table(
-        "loads to the device", ["field", "value"], [(name, str(value)) for name, value in report.items()]
-    )
-    return 0
+    return run(parser, measure, as_table("loads to the device"))
 
 
 if __name__ == "__main__":

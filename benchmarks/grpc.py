@@ -21,7 +21,6 @@ import select
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,12 +29,13 @@ from typing import Any
 import grpc
 import xxhash
 
+from benchmarks.command import parser_of, run
 from kvstore.client import Client
+from kvstore.remote.pieces import written
 from kvstore.tools.bench.daemon import Daemon, DaemonError, settings
 from kvstore.tools.bench.machine import Others, facts
 from kvstore.tools.bench.rounds import percentile_us
-from kvstore.tools.cli.output import print_json, print_table
-from kvstore.tools.rpc.pieces import written
+from kvstore.tools.cli.output import print_table
 from kvstore.v1 import cache_pb2
 from kvstore.v1.types_pb2 import NamespaceSelector
 from tiers.dram.pages import choose_arena_path
@@ -265,7 +265,7 @@ class Bench:
         beside: list[float] = []
         for _ in range(max(1, rounds // 2)):
             alone += self._window()
-            with Process("benchmarks.grpc", "--reader", target, "--digest", self.large.digest.hex()):
+            with Process("benchmarks.grpc", "--reader", target, self.large.digest.hex()):
                 beside += self._window()
         return {"alone": percentiles(alone), "beside_a_reader": percentiles(beside)}
 
@@ -356,31 +356,23 @@ def show(report: dict[str, Any]) -> None:
     print_table("an engine's lookups, in microseconds", ["", "p50", "p99"], engine)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> int:
+    """See `benchmarks.command.run`."""
+    parser = parser_of("grpc", __doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--lookups", type=int, default=2000)
     parser.add_argument(
         "--only", choices=("lookups", "streams", "engine"), nargs="*", help="in place of all three"
     )
-    parser.add_argument("--raw", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--reader", help=argparse.SUPPRESS)
-    parser.add_argument("--digest", default="", help=argparse.SUPPRESS)
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    args = parser.parse_args()
-    if args.raw:
-        import uvloop
+    match sys.argv[1:]:  # processes of ours
+        case ["--raw"]:
+            import uvloop
 
-        uvloop.run(Raw().serve())
-    elif args.reader:
-        read_for_ever(args.reader, args.digest)
-    else:
-        with tempfile.TemporaryDirectory() as scratch:
-            report = measure(args, Path(scratch))
-        print_json(report) if args.output == "json" else show(report)
+            uvloop.run(Raw().serve())
+        case ["--reader", target, digest]:
+            read_for_ever(target, digest)
+    return run(parser, measure, show)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -30,9 +30,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import miss_overhead
-from benchmarks.command import BenchError, as_table, parser_of, run, say
-from benchmarks.miss_overhead import BLOCK_TOKENS, MODEL, Engine, Pairs, with_nvme
+from benchmarks.command import as_table, parser_of, run, say
+from benchmarks.errors import BenchError
+from benchmarks.miss_overhead import BLOCK_TOKENS, MODEL, Engine, Pairs, connector, with_nvme
 from benchmarks.pairs import overhead
 from kvstore.tools.bench.daemon import Daemon
 from kvstore.tools.bench.machine import Others, facts
@@ -52,7 +52,6 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """The report. Raises BenchError, DaemonError."""
     (scratch / "config.json").write_text(json.dumps(MODEL))
     arena_directory, chosen = with_nvme(scratch, ARENA_BYTES, NVME_BYTES)
-    miss_overhead.ENGINE_KV_BYTES = ENGINE_KV_BYTES
     switch = scratch / "sick"
     with _preloaded(scratch, switch):
         daemon = Daemon(scratch / "daemon", chosen)
@@ -62,7 +61,11 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
             try:
                 _say("starting an engine")
                 engine = Engine(
-                    "connected", scratch, miss_overhead.connector(daemon.socket_path), args.threads
+                    "connected",
+                    scratch,
+                    connector(daemon.socket_path),
+                    args.threads,
+                    kv_bytes=ENGINE_KV_BYTES,
                 )
                 found = _measure(args, engine, daemon, switch)
             finally:
@@ -75,7 +78,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def _measure(args: argparse.Namespace, engine: Engine, daemon: Daemon, switch: Path) -> dict[str, Any]:
-    pairs = Pairs(engine, engine, daemon, args.control)
+    pairs = Pairs(engine, daemon, args.control)
     stored = [pairs._prompt(PROMPT_TOKENS) for _ in range(1 + WARM_UP_PAIRS + args.pairs)]
     others = int(OTHERS_SHARE * max(ARENA_BYTES, ENGINE_KV_BYTES) / (PROMPT_TOKENS * _token_bytes()))
     _say(f"storing {len(stored)} prompts, and {others} others over them")

@@ -5,9 +5,7 @@
 
 Both are one engine in one process, which does without its connector for every other request:
 two processes of the same engine differ by some per cent for good, by where their memory
-happens to lie, and that is more than what is looked for. `--two-processes` does it all the
-same, as a cross-check: it also sees what the connector changes at the engine's start, such as
-the layout of the KV.
+happens to lie, and that is more than what is looked for.
 
 Every prompt is new: B looks up, finds nothing, computes, and saves; its daemon writes down to
 NVMe. Before the next request starts the saves of the last one are waited for, or A would pay
@@ -16,7 +14,7 @@ for them.
 TTFT is the time of a whole request with one output token. Throughput is that of batches: what
 B saves in the background of a batch competes with the batch for the cores.
 
-    python -m benchmarks.miss_overhead [--pairs 120] [--threads 1] [--two-processes] [--control] [-o json]
+    python -m benchmarks.miss_overhead [--pairs 120] [--threads 1] [--control] [-o json]
 
 Besides the clock the report has the CPU time of the engines' own threads: what the connector does on
 them, without what other processes took from the cores meanwhile, and without waiting.
@@ -43,7 +41,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import BenchError, parser_of, run, say
+from benchmarks.command import parser_of, run, say
+from benchmarks.errors import BenchError
 from benchmarks.pairs import overhead
 from kvstore.protocol.answers import Status
 from kvstore.tools.bench.daemon import Daemon, settings
@@ -171,9 +170,10 @@ class Timings:
 class Pairs:
     """Asks A and B new prompts of the same length, next to each other, in turning order."""
 
-    def __init__(self, plain: Engine, connected: Engine, daemon: Daemon, control: bool) -> None:
-        """plain and connected may be one engine. control: neither side uses the connector."""
-        self._sides = ((plain, False), (connected, not control))
+    def __init__(self, engine: Engine, daemon: Daemon, control: bool) -> None:
+        """control: neither side uses the connector."""
+        self._engine = engine
+        self._connects = (False, not control)
         self._daemon = daemon
         self._rng = random.Random()  # from the system: no prompt was ever asked before
 
@@ -182,9 +182,8 @@ class Pairs:
         timings = Timings()
         for pair in range(-WARM_UP_PAIRS, count):
             for which in (0, 1) if pair % 2 else (1, 0):
-                engine, connects = self._sides[which]
                 asked = [self._prompt(prompt_tokens) for _ in range(prompts)]
-                taken_s, cpu_s = engine.run(asked, output_tokens, connects)
+                taken_s, cpu_s = self._engine.run(asked, output_tokens, self._connects[which])
                 if pair >= 0:
                     timings.clock[which].append(taken_s)
                     timings.cpu[which].append(cpu_s)
@@ -207,23 +206,19 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """The report. Raises BenchError, DaemonError."""
     (scratch / "config.json").write_text(json.dumps(MODEL))
     arena_directory, chosen = with_nvme(scratch, ARENA_BYTES, NVME_BYTES)
-    engines: list[Engine] = []
     with Daemon(scratch / "daemon", chosen) as daemon:
         daemon.wait_until_prefaulted(ARENA_BYTES)
+        _say("starting an engine")
+        engine = Engine("connected", scratch, connector(daemon.socket_path), args.threads)
         try:
-            _say("starting " + ("two engines" if args.two_processes else "an engine"))
-            engines.append(Engine("connected", scratch, connector(daemon.socket_path), args.threads))
-            if args.two_processes:
-                engines.append(Engine("plain", scratch, None, args.threads))
             others = Others()
-            pairs = Pairs(engines[-1], engines[0], daemon, args.control)
+            pairs = Pairs(engine, daemon, args.control)
             _say(f"TTFT: {args.pairs} pairs")
             ttft = pairs.measure(args.pairs, 1, args.prompt_tokens, 1)
             _say(f"throughput: {args.batches} pairs of batches")
             batch = pairs.measure(args.batches, BATCH_PROMPTS, args.prompt_tokens, BATCH_OUTPUT_TOKENS)
         finally:
-            for engine in engines:
-                engine.stop()
+            engine.stop()
         other_cpu_percent = others.percent()
         with daemon.client(attach=False) as client:
             status = client.status()
@@ -266,7 +261,6 @@ def _report(args: argparse.Namespace, ttft: Timings, batch: Timings) -> dict[str
         "throughput_plain_tokens_s": round(tokens / statistics.median(batch.clock[0]), 1),
         "throughput_connector_tokens_s": round(tokens / statistics.median(batch.clock[1]), 1),
         "control": args.control,
-        "two_processes": args.two_processes,
         "ttft_pairs": args.pairs,
         "throughput_pairs": args.batches,
         "prompt_tokens": args.prompt_tokens,
@@ -348,7 +342,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--batches", type=int, default=20, help="pairs of batches (default 20)")
     parser.add_argument("--prompt-tokens", type=int, default=512, help="per prompt (default 512)")
     parser.add_argument("--threads", type=int, default=1, help="cores each engine computes with (default 1)")
-    parser.add_argument("--two-processes", action="store_true", help="A and B each in a process of its own")
     parser.add_argument(
         "--control", action="store_true", help="no connector on either side: what is left is noise"
     )

@@ -32,7 +32,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import BenchError, free_port, parser_of, run, say
+from benchmarks.command import free_port, parser_of, run, say
+from benchmarks.errors import BenchError
 from benchmarks.miss_overhead import MODEL, Engine, connector
 from benchmarks.warm_ttft import offloading
 from kvstore.tools.bench.daemon import Daemon, settings

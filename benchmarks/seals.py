@@ -8,15 +8,15 @@ segments and parts of snapshots are. One at a time: so the figures are the speed
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Sequence
 
+from benchmarks.command import as_table, parser_of, run
 from kvstore.units import parse_bytes
 from tiers.base import Get
 from tiers.bucket.object_store import open_objects
@@ -78,18 +78,17 @@ async def measure(url: str, record_bytes: int) -> dict[str, float]:
     return {name: round(statistics.median(rates), 3) for name, rates in found.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def main() -> int:
+    """See `benchmarks.command.run`."""
+    parser = parser_of("seals", __doc__)
     parser.add_argument("--url", default="memory://seals", help="of a store (default memory://)")
     parser.add_argument("--record-bytes", default="2MiB", help="of a record, up to 16MiB (default 2MiB)")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    args = parser.parse_args()
-    figures = asyncio.run(measure(args.url, min(PACK_BYTES, parse_bytes(args.record_bytes))))
-    if args.output == "json":
-        print(json.dumps(figures, indent=1))
-    else:
-        print("\n".join(f"{name:28} {rate:8.3f}" for name, rate in figures.items()))
+    return run(
+        parser,
+        lambda args, _: asyncio.run(measure(args.url, min(PACK_BYTES, parse_bytes(args.record_bytes)))),
+        as_table("what seals cost"),
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -27,7 +27,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import BenchError, parser_of, run, say
+from benchmarks.command import parser_of, run, say
+from benchmarks.errors import BenchError
 from benchmarks.miss_overhead import BLOCK_TOKENS, MODEL, Engine, connector
 from benchmarks.pairs import overhead
 from kvstore.tools.bench.daemon import Daemon, settings

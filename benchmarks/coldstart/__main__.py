@@ -25,14 +25,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.coldstart.bucket import Bucket, opened
-from benchmarks.coldstart.child import BenchError, Child, Facts
+from benchmarks.coldstart.child import Child, Facts
 from benchmarks.coldstart.model import MODEL, in_dram, made
-from benchmarks.regions.radosgw import ServerError
-from kvstore.tools.bench.daemon import DaemonError
+from benchmarks.command import parser_of, run
 from kvstore.tools.bench.figures import Figure, Value
 from kvstore.tools.bench.machine import Others, facts
 from kvstore.tools.bench.rounds import Rounds
-from kvstore.tools.cli.output import print_json, print_table
+from kvstore.tools.cli.output import print_table
 from kvstore.units import parse_bytes
 from tiers.dram.pages import choose_arena_path
 
@@ -107,35 +106,29 @@ FIGURES = [*RATES, ATTACH, *RATIOS]
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()))
+    """See `benchmarks.command.run`."""
+    parser = parser_of("coldstart", __doc__)
+    parser.add_argument("--directory", type=Path, help="for everything that is written")
     parser.add_argument("--size", type=parse_bytes, default=parse_bytes("1GiB"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
     parser.add_argument("--peers", type=Path, metavar="ENVIRONMENT")
     parser.add_argument("--endpoint", default="", help="of a server whose bucket is there")
     parser.add_argument("--bucket", default="kvstore")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    args = parser.parse_args(words)
-    try:
-        with (
-            tempfile.TemporaryDirectory(dir=args.directory, prefix="kvb-") as scratch,
-            opened(args.endpoint, args.bucket, Path(scratch)) as bucket,
-        ):
-            document = measure(args, bucket, Path(scratch))
-    except (BenchError, DaemonError, ServerError) as error:
-        say(str(error))
-        return 1
-    if args.output == "json":
-        print_json(document)
-        return 0
+    return run(parser, with_bucket, show, words)
+
+
+def with_bucket(args: argparse.Namespace, scratch: Path) -> dict[str, Value]:
+    """The document. Raises BenchError, DaemonError."""
+    with opened(args.endpoint, args.bucket, scratch) as bucket:
+        return measure(args, bucket, scratch)
+
+
+def show(document: dict[str, Any]) -> None:
     rows = [_row(figure, document[figure.name]) for figure in FIGURES if figure.name in document]
     print_table("figures", ["figure", "value", "aim", "", "what it is"], rows)
     names = {figure.name for figure in FIGURES} | {f"{figure.name}_aim" for figure in FIGURES}
     print_table("conditions", ["field", "value"], [row for row in document.items() if row[0] not in names])
-    return 0
 
 
 def measure(args: argparse.Namespace, bucket: Bucket, scratch: Path) -> dict[str, Value]:
@@ -178,7 +171,7 @@ def measure(args: argparse.Namespace, bucket: Bucket, scratch: Path) -> dict[str
         for one in took:
             rounds.add(name, one)
     conditions = facts(scratch, choose_arena_path(None, "auto", size_bytes, "bench").parent)
-    conditions["directory"] = str(args.directory)
+    conditions["directory"] = str(args.directory or tempfile.gettempdir())
     return _document(rounds, seconds) | {
         "bucket_server": bucket.server,
         "model_bytes": size_bytes,

@@ -19,14 +19,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.errors import BenchError
+
 ROOT = Path(__file__).parents[2]
 LOG_CHARS = 2000
 Facts = Mapping[str, Any]
 Work = Callable[[], float]  # the seconds that count
-
-
-class BenchError(Exception):
-    """Nothing can be measured; the message says why."""
 
 
 class Child:

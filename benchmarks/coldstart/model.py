@@ -14,7 +14,7 @@ from pathlib import Path
 import obstore
 
 from benchmarks.coldstart.bucket import PREFIX, Bucket
-from benchmarks.coldstart.child import BenchError
+from benchmarks.errors import BenchError
 from coldstart.disk.home import Home
 from coldstart.disk.preload import preload
 from coldstart.published.publish import digested, manifest_of, publish

@@ -29,7 +29,8 @@ from urllib.parse import SplitResult, urlsplit
 import obstore
 
 from benchmarks.coldstart.bucket import Bucket
-from benchmarks.coldstart.child import BenchError, Facts, Work, serve
+from benchmarks.coldstart.child import Facts, Work, serve
+from benchmarks.errors import BenchError
 from coldstart.blocks import allocate
 from coldstart.disk.home import Home
 from coldstart.disk.preload import preload

@@ -20,13 +20,15 @@ import uuid
 from pathlib import Path
 from typing import IO
 
+from benchmarks.errors import BenchError
+
 PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
 START_S_MAX = 60.0
 STORE_BYTES = 6 << 30  # the OSD refuses more
 _RIGHTS = {"client.admin": ("mon", "osd", "mgr"), "client.rgw.a": ("mon", "osd")}
 
 
-class ServerError(Exception):
+class ServerError(BenchError):
     """The S3 server did not start; the message says why."""
 
 

@@ -24,14 +24,13 @@ from coldstart.blocks import Tree, slots
 from coldstart.disk.filling import Run, is_true, runs_of
 from coldstart.disk.home import MARK, MODELS, Home, Use, default_models_dir, name_of, parse_name
 from coldstart.errors import FilesWrong
-from coldstart.published.cutting import TensorPlace, read_header
+from coldstart.published.cutting import SAFETENSORS, TensorPlace, read_header
 from replication.formats.manifests import Chunk, Manifest
 
 if TYPE_CHECKING:
     import torch
 
 VERIFY_THREADS: Final = 4
-SAFETENSORS: Final = ".safetensors"
 # Of safetensors → torch; what is not here has a view, and no tensor.
 _DTYPES: Final = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",

@@ -38,11 +38,11 @@ class Source(ABC):
         """Which of these it has, as far as it knows without reading them."""
 
     @abstractmethod
-    async def read(self, chunk: Chunk, views: Sequence[memoryview]) -> bool:
-        """Fill the views, one after the other, with a chunk's bytes; together they are as long as it is.
+    async def read(self, chunk: Chunk, view: memoryview) -> bool:
+        """Fill the view, which is as long, with a chunk's bytes.
 
         False where it does not have it any more. The bytes may be wrong. Raises ObjectError. When this has returned or was
-        cancelled, nobody writes into the views.
+        cancelled, nobody writes into the view.
         """
 
     def is_true(self, chunk: Chunk, view: memoryview) -> bool:
@@ -61,14 +61,10 @@ class Bucket(Source):
     async def has(self, chunks: Iterable[Chunk]) -> set[Chunk]:
         return set(chunks)
 
-    async def read(self, chunk: Chunk, views: Sequence[memoryview]) -> bool:
-        if await self._objects.read_into(chunk.name, 0, views):
-            return True
-        (content,) = await self._objects.get_ranges(chunk.name, [(0, chunk.size_bytes)])
-        at = 0
-        for view in views:
-            view[:] = content[at : at + len(view)]
-            at += len(view)
+    async def read(self, chunk: Chunk, view: memoryview) -> bool:
+        if not await self._objects.read_into(chunk.name, 0, [view]):
+            (content,) = await self._objects.get_ranges(chunk.name, [(0, chunk.size_bytes)])
+            view[:] = content
         return True
 
     def is_true(self, chunk: Chunk, view: memoryview) -> bool:
@@ -86,7 +82,7 @@ async def fetched(sources: Sequence[Source], chunk: Chunk, view: memoryview) -> 
     for _ in range(ROUNDS_MAX):
         for source in sources:
             try:
-                if not await source.read(chunk, [view]):
+                if not await source.read(chunk, view):
                     continue
                 if await in_thread(source.is_true, chunk, view):
                     return source.name
@@ -137,26 +133,19 @@ class Local(Source):
     async def has(self, chunks: Iterable[Chunk]) -> set[Chunk]:
         return self._places.keys() & set(chunks)
 
-    async def read(self, chunk: Chunk, views: Sequence[memoryview]) -> bool:
+    async def read(self, chunk: Chunk, view: memoryview) -> bool:
         place = self._places.get(chunk)
-        if place is None:
-            return False
-        return await in_thread(_read, place, views)
+        return place is not None and await in_thread(_read, place, view)
 
 
-def _read(place: Place, views: Sequence[memoryview]) -> bool:
+def _read(place: Place, view: memoryview) -> bool:
     """Evicted meanwhile, cut off: it is not there any more."""
     try:
         fd = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
-        at = place.at
-        for view in views:
-            if not read_all(fd, view, at):
-                return False
-            at += len(view)
-        return True
+        return read_all(fd, view, place.at)
     except OSError:
         return False
     finally:

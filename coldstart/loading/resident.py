@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, Protocol
 
 from coldstart.disk.sources import Source, fetched
 from coldstart.errors import ModelMissing, NoRoom
-from coldstart.published.cutting import TensorPlace, header_from
+from coldstart.published.cutting import SAFETENSORS, TensorPlace, header_from
 from replication.errors import Damaged
 from replication.formats.manifests import (
     CHUNK_BYTES_MAX,
@@ -42,7 +42,6 @@ CONTENT_BYTES: Final = 16  # of the digest, by which contents of one name are to
 _MAGIC: Final = b"KVIMAGE1"
 _HEAD: Final = struct.Struct("<8sQ")
 _PAGE_BYTES: Final = 4096
-_SAFETENSORS: Final = ".safetensors"
 
 
 class Filling(Protocol):
@@ -120,7 +119,7 @@ class Image:
 
     def weights(self) -> list[str]:
         """Its safetensors files, by name."""
-        return sorted(path for path in self._places if path.endswith(_SAFETENSORS))
+        return sorted(path for path in self._places if path.endswith(SAFETENSORS))
 
 
 class _Job(NamedTuple):

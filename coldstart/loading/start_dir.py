@@ -38,7 +38,7 @@ from coldstart.disk.sources import THIS_DISK, true_chunk
 from coldstart.errors import FilesWrong, ModelError
 from coldstart.loading.loading import Chunks, WholeFiles, weight_file
 from coldstart.loading.weight_plan import Piece, Plan, WeightFile
-from coldstart.published.cutting import HEADER_BYTES_MAX
+from coldstart.published.cutting import HEADER_BYTES_MAX, SAFETENSORS
 from replication.errors import Damaged
 from replication.formats.manifests import MANIFEST_BYTES_MAX, File, Manifest, decode, encode
 from replication.formats.sealed import seal, unseal
@@ -47,7 +47,6 @@ from tiers.reading import Unreadable, read_bytes
 from tiers.sizes import format_bytes
 
 START: Final = ".kvstore-start"
-SAFETENSORS: Final = ".safetensors"
 # Other files of weights: no part of a start directory.
 LEFT_OUT: Final = (
     ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack", ".npz", ".tflite",

@@ -21,6 +21,7 @@ from msgspec import Meta
 from replication.formats.manifests import CHUNK_BYTES_MAX, MIB
 from tiers.parsing import ParserErrors
 
+SAFETENSORS: Final = ".safetensors"
 JOINED_BYTES_MAX: Final = 1 * MIB  # of small tensors that share a chunk: made anew where one of them changes
 HEADER_BYTES_MAX: Final = 100 * 1000 * 1000  # as safetensors itself allows
 _PREFIX_BYTES: Final = 8

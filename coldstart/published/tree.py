@@ -23,13 +23,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from coldstart.errors import FilesWrong
-from coldstart.published.cutting import Header, read_header
+from coldstart.published.cutting import SAFETENSORS, Header, read_header
 from replication.formats.manifests import MANIFEST_FILES_MAX, MIB, wrong_of_path
 from tiers.reading import Unreadable, read_json, read_text
 
 CACHED: Final = "models--"  # how Hugging Face calls the directory of a model in its cache
 SNAPSHOTS: Final = "snapshots"
-SAFETENSORS: Final = ".safetensors"
 REF_BYTES_MAX: Final = 1024
 INDEX_BYTES_MAX: Final = 256 * MIB
 

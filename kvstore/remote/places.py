@@ -2,7 +2,7 @@
 
     address, files ─▶ Where ─▶ options, credentials ─▶ a channel     a new one when a certificate's file changes; the old one
                         │                                            ends after its calls
-                        └─▶ token: read anew when its file changes   no file, no call
+                        └─▶ token: read for each call                no file, no call
 
 On this machine (127.0.0.1, ::1, localhost) without certificates there is no TLS: the node knows us by our user. Everywhere
 else there is, with `ca` or the authorities of this system, so that no token travels in the open.
@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 import re
 import ssl
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -25,6 +23,7 @@ import grpc
 
 from kvstore import __version__
 from kvstore.remote.errors import BadRequest, NotKnown
+from kvstore.security.watched import Watched
 from kvstore.v1 import cache_pb2, models_pb2, nodes_pb2, regions_pb2, reports_pb2
 from tiers.reading import Unreadable, read_bytes
 
@@ -33,7 +32,6 @@ C = TypeVar("C")
 MESSAGE_BYTES_MAX: Final = 64 << 20  # of an answer: a document of 65,536 blocks fits
 FILE_BYTES_MAX: Final = 1 << 20
 TOKEN_CHARS_MAX: Final = 16 << 10
-LOOKED_AT_S: Final = 1.0  # how often files are looked at
 ATTEMPTS_MAX: Final = 5
 # Repeated, these would do something twice, or tell it wrongly.
 NOT_REPEATED: Final = frozenset(
@@ -106,13 +104,8 @@ class Where:
         host = _host(address)
         self._files = tuple(Path(path) if path else None for path in (ca, key, certificate))
         self.is_plain = not any(self._files) and _is_loopback(host)
+        self.watched = Watched([path for path in self._files if path is not None])
         self._token_file = Path(token_file) if token_file else None
-        self._token: tuple[object, str] = (None, "")
-
-    def state(self) -> object:
-        """Another one when a certificate's file has changed; None while one of them is not there."""
-        states = [_state(path) for path in self._files if path is not None]
-        return tuple(states) if all(states) else None
 
     def credentials(self) -> grpc.ChannelCredentials | None:
         """None: no TLS. Raises BadRequest."""
@@ -126,19 +119,14 @@ class Where:
         """What proves who we are, with each call. Raises NotKnown: without the token nothing is asked."""
         if self._token_file is None:
             return ()
-        state = _state(self._token_file)
-        if state is None:
-            raise NotKnown(f"token file {self._token_file}: cannot be read; nothing was asked", "NO_TOKEN")
-        if state != self._token[0]:
-            self._token = (state, _token(self._token_file))
-        return (("authorization", f"Bearer {self._token[1]}"),)
+        return (("authorization", f"Bearer {_token(self._token_file)}"),)
 
 
 class Line(Generic[C]):
     """A channel, and how many calls go on."""
 
-    def __init__(self, channel: C, state: object) -> None:
-        self.channel, self.state, self.calls = channel, state, 0
+    def __init__(self, channel: C) -> None:
+        self.channel, self.calls = channel, 0
 
 
 class Lines(Generic[C]):
@@ -151,17 +139,12 @@ class Lines(Generic[C]):
         self._lock = threading.Lock()
         self._line: Line[C] | None = None
         self._leaving: list[Line[C]] = []
-        self._looked_s = 0.0
 
     def take(self) -> Line[C]:
         """For one call; give it back. Raises BadRequest."""
         with self._lock:
-            now_s = time.monotonic()
-            if self._line is None or now_s - self._looked_s >= LOOKED_AT_S:
-                self._looked_s = now_s
-                state = self._where.state()
-                if self._line is None or (state is not None and state != self._line.state):
-                    self._renew(state)
+            if self._where.watched.has_changed() or self._line is None:
+                self._renew()
             assert self._line is not None
             self._line.calls += 1
             return self._line
@@ -177,11 +160,13 @@ class Lines(Generic[C]):
             self._leave()
             return self._over()
 
-    def _renew(self, state: object) -> None:
-        """Files that do not fit, as while they are replaced one by one, replace nothing. Raises BadRequest at the first time."""
+    def _renew(self) -> None:
+        """Files that are not there, or do not fit, as while they are replaced one by one, replace nothing. Raises BadRequest at the
+        first time."""
         try:
-            new = Line(self._open(self._where.target, self._where.credentials()), state)
+            new = Line(self._open(self._where.target, self._where.credentials()))
         except BadRequest:
+            self._where.watched.forget()
             if self._line is None:
                 raise
         else:
@@ -213,14 +198,6 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _state(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
-
-
 def _read(path: Path) -> bytes:
     try:
         return read_bytes(path, FILE_BYTES_MAX)
@@ -247,7 +224,9 @@ def _require_usable(ca: Path | None, key: Path | None, certificate: Path | None)
 def _token(path: Path) -> str:
     try:
         text = _read(path).decode("ascii").strip()
-    except (BadRequest, UnicodeDecodeError):
+    except BadRequest as error:
+        raise NotKnown(f"token file {path}: cannot be read; nothing was asked", "NO_TOKEN") from error
+    except UnicodeDecodeError:
         text = ""
     if not text or len(text) > TOKEN_CHARS_MAX or not text.isprintable() or " " in text:
         raise NotKnown(f"token file {path}: has no token in it; nothing was asked", "NO_TOKEN")

@@ -1,10 +1,6 @@
-"""Records over gRPC: in pieces, verified against the checksums that they were stored with.
+"""Records over gRPC: in pieces (kvstore/remote/pieces.py), verified against the checksums that they were stored with.
 
-    GetResponse   │ index │ offset │ checksums │ data …      read by hand: `data` is a view of what came, and is copied once,
-                                                             where a record has several pieces; another form: protobuf
-    PutRequest    the same fields, written by hand: `data` is copied once
-
-A stream that breaks is begun anew behind the last whole record.
+What came in one piece is not copied. A stream that breaks is begun anew behind the last whole record.
 """
 
 from __future__ import annotations
@@ -12,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-import xxhash
-
+from kvstore.remote import pieces
 from kvstore.remote.calls import SLOW_S, Emit, Hashes, Open, Patience, Read, Steps, Write
 from kvstore.remote.errors import BadRequest, NodeError, WrongBytes, parsed
+from kvstore.remote.pieces import Piece, Sums
 from kvstore.remote.values import Namespace, joined, selector
 from kvstore.v1 import cache_pb2
 
@@ -23,12 +19,7 @@ PIECE_BYTES: Final = 1 << 20
 HASHES_MAX: Final = 65_536  # of one stream
 PUT_MAX: Final = 512
 AROUND_BYTES_MAX: Final = 16 << 10  # of a message, beside its data
-DIGEST_BYTES: Final = 16
 Buffer = bytes | bytearray | memoryview
-FIELDS_MAX: Final = 64  # that are read by hand
-_VARINT_BYTES_MAX: Final = 10
-_INDEX, _OFFSET, _CHECKSUMS, _DATA = 0x10, 0x18, 0x22, 0x7A  # tags of the wire: field * 8 + type
-_HELD: Final = 0x08
 
 
 class Stored(NamedTuple):
@@ -40,83 +31,11 @@ class Stored(NamedTuple):
     full: bool
 
 
-class Piece(NamedTuple):
-    number: int  # of the block among those asked for
-    offset: int
-    checksums: bytes
-    data: memoryview
-    around: int = 0  # bytes of the message beside it
-
-
-def piece_of(message: bytes) -> Piece:
-    """What a GetResponse says, without copying its data."""
-    view, at, end = memoryview(message), 0, len(message)
-    index = offset = 0
-    checksums, data = b"", view[:0]
-    for _ in range(FIELDS_MAX):
-        if at >= end:
-            return Piece(index, offset, checksums, data, end - len(data))
-        tag = view[at]
-        number, at = _varint(view, at + 1, end)
-        if tag == _INDEX:
-            index = number
-        elif tag == _OFFSET:
-            offset = number
-        elif tag in (_CHECKSUMS, _DATA) and at + number <= end:
-            if tag == _CHECKSUMS:
-                checksums = bytes(view[at : at + number])
-            else:
-                data = view[at : at + number]
-            at += number
-        elif tag != _HELD or at > end:
-            break
-    return _parsed(message)
-
-
-def _parsed(message: bytes) -> Piece:
-    """Of a form that is none of ours."""
-    answer = parsed(cache_pb2.GetResponse, message)
-    return Piece(answer.index, answer.offset, answer.checksums, memoryview(answer.data))
-
-
-def _varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
-    """A number, and where it ends; behind the end where there is none."""
-    number = shift = 0
-    for position in range(at, min(end, at + _VARINT_BYTES_MAX)):
-        byte = view[position]
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, position + 1
-        shift += 7
-    return 0, end + 1
-
-
-def put_request(index: int, offset: int, checksums: bytes, data: Buffer) -> bytes:
-    """A PutRequest of a piece."""
-    view = memoryview(data).cast("B")
-    words = [bytes([_INDEX]), varint(index), bytes([_OFFSET]), varint(offset)]
-    if checksums:
-        words += [bytes([_CHECKSUMS]), varint(len(checksums)), checksums]
-    return b"".join((*words, bytes([_DATA]), varint(len(view)), view))
-
-
-def varint(number: int) -> bytes:
-    """A number as protobuf writes it."""
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
 def digests(space: Namespace, record: memoryview) -> bytes:
     """The XXH3-128 of each column, joined."""
-    at, found = 0, []
-    for size in space.columns or (space.record_bytes,):
-        found.append(xxhash.xxh3_128_digest(record[at : at + size]))
-        at += size
-    return b"".join(found)
+    sums = Sums(space.columns or (space.record_bytes,))
+    sums.add(record)
+    return b"".join(sums.digests)
 
 
 class Assembly:
@@ -127,16 +46,16 @@ class Assembly:
         self._index, self._size, self._checksums = -1, 0, b""
         self._came = bytearray()
 
-    def add(self, piece: Piece) -> memoryview | None:
-        """The record, once it is whole. Raises WrongBytes."""
+    def add(self, piece: Piece, around_bytes: int) -> memoryview | None:
+        """The record, once it is whole. around_bytes: of the piece's message, beside its data. Raises WrongBytes."""
         if not self._size:
-            self._index, self._checksums = piece.number, piece.checksums
+            self._index, self._checksums = piece.record, piece.checksums
         self._size += len(piece.data)
-        is_next = piece.number == self._index and piece.offset + len(piece.data) == self._size
+        is_next = piece.record == self._index and piece.offset + len(piece.data) == self._size
         if not is_next or self._size > self._space.record_bytes:
-            raise WrongBytes(f"block {piece.number}: a piece at {piece.offset} is not the next one", "PIECES")
+            raise WrongBytes(f"block {piece.record}: a piece at {piece.offset} is not the next one", "PIECES")
         is_whole = self._size == self._space.record_bytes
-        if is_whole and not piece.offset and piece.around <= AROUND_BYTES_MAX:
+        if is_whole and not piece.offset and around_bytes <= AROUND_BYTES_MAX:
             record = piece.data
         else:  # a view would keep all of its message, which may be far larger
             self._came += piece.data
@@ -177,12 +96,12 @@ def get_records(space: Namespace, hashes: Hashes, parent: bytes = b"", wait_s: f
         try:
             yield Open("CacheService/Get", request, SLOW_S)
             while (message := (yield Read())) is not None:
-                piece = piece_of(message)
+                piece = _read(message)
                 if not piece.data:
                     continue
-                if piece.number != done - begun or done == len(wanted):
-                    raise WrongBytes(f"block {piece.number}: it is not the next one", "PIECES")
-                if (record := assembly.add(piece)) is not None:
+                if piece.record != done - begun or done == len(wanted):
+                    raise WrongBytes(f"block {piece.record}: it is not the next one", "PIECES")
+                if (record := assembly.add(piece, len(message) - len(piece.data))) is not None:
                     patience, done = Patience(), done + 1
                     yield Emit((done - 1, record))
         except NodeError as error:
@@ -190,6 +109,14 @@ def get_records(space: Namespace, hashes: Hashes, parent: bytes = b"", wait_s: f
             continue
         if done < begun + HASHES_MAX:
             return
+
+
+def _read(message: bytes) -> Piece:
+    """Raises WrongBytes."""
+    try:
+        return pieces.read(message)
+    except ValueError as error:
+        raise WrongBytes(str(error), "PIECES") from error
 
 
 def put_records(space: Namespace, hashes: Hashes, records: Sequence[Buffer], parent: bytes = b"") -> Steps:
@@ -246,4 +173,4 @@ def _pieces(space: Namespace, index: int, record: Buffer) -> Iterator[bytes]:
         raise BadRequest(f"record {index}: {len(view)} bytes, of {space.record_bytes}", "RECORDS")
     checksums = digests(space, view)
     for offset in range(0, len(view), PIECE_BYTES):
-        yield put_request(index, offset, b"" if offset else checksums, view[offset : offset + PIECE_BYTES])
+        yield pieces.written(index, offset, b"" if offset else checksums, view[offset : offset + PIECE_BYTES])

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.coldstart import __main__ as command
 from benchmarks.coldstart import child
 from benchmarks.coldstart.model import make
+from benchmarks.errors import BenchError
 from coldstart.published.tree import find_files, header_of, opened
 
 OURS = [name for name, way in command.WAYS.items() if way.module == "ours"]
@@ -56,7 +57,7 @@ def test_a_peer_that_is_not_installed_is_left_out(tmp_path: Path, capsys: pytest
 def test_a_way_that_fails_says_why(tmp_path: Path) -> None:
     """What a process has printed before it ended is in the error, and no figure is made up."""
     facts = {"scratch": str(tmp_path), "size_bytes": 1 << 20, "revision": str(tmp_path / "missing")}
-    with pytest.raises(child.BenchError, match=r"(?s)disk_read: .*KeyError: 'THREADS'"):
+    with pytest.raises(BenchError, match=r"(?s)disk_read: .*KeyError: 'THREADS'"):
         child.Child(sys.executable, "ours", "disk_read", facts, {})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 
 from coldstart.disk.sources import Source
@@ -79,7 +79,7 @@ class Memory(Source):
     async def has(self, chunks: Iterable[Chunk]) -> set[Chunk]:
         return {chunk for chunk in chunks if chunk.sha256 in self._content}
 
-    async def read(self, chunk: Chunk, views: Sequence[memoryview]) -> bool:
+    async def read(self, chunk: Chunk, view: memoryview) -> bool:
         if chunk.sha256 in self.failing:
             raise ObjectUnavailable("away")
         content = bytearray(self._content.get(chunk.sha256, b""))
@@ -88,8 +88,5 @@ class Memory(Source):
         self.read_chunks.append(chunk.sha256)
         if chunk.sha256 in self.flipped:
             content[len(content) // 2] ^= 1
-        at = 0
-        for view in views:
-            view[:] = content[at : at + len(view)]
-            at += len(view)
+        view[:] = content
         return True

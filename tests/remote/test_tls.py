@@ -97,7 +97,7 @@ def test_files_that_do_not_fit_are_named(served: Serving, files: Files) -> None:
         ):
             with Node(served.target, **wrong) as new, pytest.raises(remote.BadRequest, match=says):
                 new.caller()
-        node._lines._looked_s = 0.0  # looks at its files with the next call
+        node.where.watched._looked_s = float("-inf")  # looks at its files with the next call
         assert node.caller().name == "operator"
 
 

@@ -18,7 +18,8 @@ from kvstore.client import Client
 from kvstore.errors import BadRequest
 from kvstore.ledger.vllm_hash import ALGORITHMS, DEFAULT_SEED, block_hashes, none_hash
 from kvstore.remote import Node, Selector
-from kvstore.tools.rpc import pieces
+from kvstore.remote.pieces import FIELDS_MAX
+from kvstore.tools.rpc.streams import read_piece
 from kvstore.v1 import cache_pb2
 from tests.rpc.reflecting import Reflecting, reason
 from tests.rpc.serving import Serving, until
@@ -136,11 +137,11 @@ def test_a_message_has_no_more_small_things_than_it_needs(
 def test_pieces_are_read_with_fields_of_later_versions() -> None:
     """As many as may be, beside the data; one more is refused."""
     piece = cache_pb2.PutRequest(index=3, offset=4, data=b"data").SerializeToString()
-    later = b"\xa2\x06\x03abc" * (pieces.FIELDS_MAX - 3)  # field 100
-    found = pieces.read(later + piece)
+    later = b"\xa2\x06\x03abc" * (FIELDS_MAX - 3)  # field 100
+    found = read_piece(later + piece)
     assert (found.record, found.offset, bytes(found.data)) == (3, 4, b"data")
     with pytest.raises(BadRequest, match="more than 64 fields"):
-        pieces.read(later + b"\x10\x00" + piece)
+        read_piece(later + b"\x10\x00" + piece)
 
 
 def test_streams_keep_no_namespaces(client: Reflecting, node: Serving) -> None:

@@ -21,12 +21,12 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from benchmarks.servers import ANSWER_S_MAX, HOST, Server, api_server
 from kvstore.client import Client
 from tests.running import Daemon
 from tests.vllm import models
 from tests.vllm.conftest import prompt, totals
 from tests.vllm.engines import BLOCK_TOKENS, EngineHost, ours
+from tests.vllm.servers import ANSWER_S_MAX, HOST, Server, api_server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -17,10 +17,10 @@ import pytest
 pytest.importorskip("vllm")
 pytest.importorskip("nixl", reason="needs NIXL: make test-nixl")
 
-from benchmarks.servers import HOST, PROXY, Server, api_server, proxy
 from tests.running import Daemon
 from tests.vllm.conftest import prompt
 from tests.vllm.engines import BLOCK_TOKENS, EngineHost, ours
+from tests.vllm.servers import HOST, PROXY, Server, api_server, proxy
 
 pytestmark = [
     pytest.mark.vllm,

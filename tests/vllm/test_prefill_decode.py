@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from benchmarks.servers import PROXY, Server, api_server, proxy
 from kvstore.client import Client
 from tests.running import ROOT, Daemon
 from tests.vllm.conftest import prompt, totals
 from tests.vllm.engines import BLOCK_TOKENS, PATIENT, EngineHost
+from tests.vllm.servers import PROXY, Server, api_server, proxy
 
 pytestmark = [
     pytest.mark.vllm,

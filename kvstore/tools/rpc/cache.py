@@ -14,11 +14,10 @@ from kvstore.ledger import prompts
 from kvstore.ledger.explain import Space, Unclear
 from kvstore.ledger.prompts import Prompt, Question
 from kvstore.protocol import frames, outcomes
-from kvstore.tools.rpc import pieces
 from kvstore.tools.rpc.calls import Call, json_of
 from kvstore.tools.rpc.node import Node
 from kvstore.tools.rpc.spaces import Spaces, column_sizes
-from kvstore.tools.rpc.streams import START_BYTES_MAX, Get, Put, Run, Streams
+from kvstore.tools.rpc.streams import START_BYTES_MAX, Get, Put, Run, Streams, read_piece
 from kvstore.v1 import cache_pb2 as pb
 from kvstore.v1 import types_pb2
 from kvstore.v1.types_pb2 import NamespaceSelector
@@ -165,7 +164,7 @@ class Cache:
         message = await call.next() or b""
         if len(message) > START_BYTES_MAX:
             raise BadRequest(f"start: {len(message)} bytes; at most {START_BYTES_MAX} are allowed")
-        piece = pieces.read(message)
+        piece = read_piece(message)
         if piece.data:
             raise BadRequest("data: begins with the second message")
         try:

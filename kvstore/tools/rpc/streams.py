@@ -31,9 +31,9 @@ from kvstore.constants import MIB
 from kvstore.errors import BadRequest, LimitExceeded, Unavailable
 from kvstore.ledger.explain import Space
 from kvstore.protocol.frames import CHECKSUM_BYTES, LEASE_HASHES_MAX
-from kvstore.tools.rpc import pieces
+from kvstore.remote import pieces
+from kvstore.remote.pieces import Piece, Sums
 from kvstore.tools.rpc.calls import PAUSE_S, Call, within
-from kvstore.tools.rpc.pieces import Piece, Sums
 from kvstore.tools.rpc.spaces import column_sizes
 from kvstore.v1.cache_pb2 import PutResponse
 
@@ -287,6 +287,14 @@ class Get(Stream):
 # -- Put --
 
 
+def read_piece(message: bytes) -> Piece:
+    """A PutRequest. Raises BadRequest."""
+    try:
+        return pieces.read(message)
+    except ValueError as error:
+        raise BadRequest(f"PutRequest: {error}") from error
+
+
 class Filling:
     """A record that comes: where it goes, and what came of it."""
 
@@ -342,7 +350,7 @@ class Put(Stream):
         while size < WINDOW_BYTES and len(found) < WINDOW_PIECES_MAX:
             if (message := await call.next()) is None:
                 break
-            piece = pieces.read(message)
+            piece = read_piece(message)
             found.append((self._place(piece), piece))
             size += len(message)
         return found

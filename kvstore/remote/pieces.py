@@ -1,9 +1,10 @@
-"""Messages of GetResponse and PutRequest by hand: protobuf would copy the bytes of a record once more each way.
+"""Records in pieces, of which GetResponse and PutRequest are the messages, by hand: protobuf would copy their bytes once more each way.
 
-    GetResponse   fields but data, as protobuf writes them │ tag of data │ its length │ bytes, copied once, out of the arena
-    PutRequest    read field by field; data is a view of the message
+    written   fields but data, as protobuf writes them │ tag of data │ its length │ bytes, copied once
+    read      field by field; data is a view of the message
 
-What is written and read here is valid protobuf: a client that knows only the .proto understands it.
+The fields of a piece have the same numbers in both. What is written and read here is valid protobuf: who knows only the .proto
+understands it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from kvstore.errors import BadRequest
-from kvstore.remote.records import varint
 from kvstore.v1 import cache_pb2
 from tiers import copying
 from tiers.checksum import joined
@@ -30,7 +29,7 @@ _DATA_TAG: Final = bytes([cache_pb2.GetResponse.DESCRIPTOR.fields_by_name["data"
 
 
 class Piece(NamedTuple):
-    """A PutRequest. start: serialized, b"" where there is none. record: its index."""
+    """start: of a PutRequest, serialized; b"" where there is none. record: its index."""
 
     start: bytes
     record: int
@@ -39,20 +38,20 @@ class Piece(NamedTuple):
     data: memoryview
 
 
-def written(index: int, offset: int, checksums: bytes, data: memoryview) -> bytes:
-    """A GetResponse."""
-    fields = cache_pb2.GetResponse(index=index, offset=offset, checksums=checksums).SerializeToString()
-    return copying.behind(fields + _DATA_TAG + varint(len(data)), data)
+def written(record: int, offset: int, checksums: bytes, data: memoryview) -> bytes:
+    """A GetResponse, or a PutRequest."""
+    fields = cache_pb2.GetResponse(index=record, offset=offset, checksums=checksums).SerializeToString()
+    return copying.behind(fields + _DATA_TAG + _varint(len(data)), data)
 
 
 def read(message: bytes) -> Piece:
-    """Raises BadRequest."""
+    """Raises ValueError."""
     view, at, fields = memoryview(message), 0, 0
     numbers, texts = {_INDEX: 0, _OFFSET: 0}, {_START: view[:0], _CHECKSUMS: view[:0], _DATA: view[:0]}
     try:
         while at < len(view):
             if (fields := fields + 1) > FIELDS_MAX:
-                raise BadRequest(f"more than {FIELDS_MAX} fields in a PutRequest")
+                raise ValueError(f"more than {FIELDS_MAX} fields with a piece")
             tag, at = _number(view, at)
             field, kind = tag >> 3, tag & 7
             if kind == _VARINT:
@@ -68,9 +67,19 @@ def read(message: bytes) -> Piece:
         if at > len(view):
             raise IndexError
     except IndexError as error:
-        raise BadRequest("not a PutRequest") from error
+        raise ValueError("no piece of a record") from error
     index, offset = numbers[_INDEX] & 0xFFFFFFFF, numbers[_OFFSET] & 0xFFFFFFFF
     return Piece(bytes(texts[_START]), index, offset, bytes(texts[_CHECKSUMS]), texts[_DATA])
+
+
+def _varint(number: int) -> bytes:
+    """A number as protobuf writes it."""
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
 
 
 def _number(view: memoryview, at: int) -> tuple[int, int]:

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import BenchError, free_port
+from benchmarks.command import free_port
+from benchmarks.errors import BenchError
 
 HOST = "127.0.0.1"
 START_S_MAX = 600.0
@@ -28,7 +29,8 @@ STOP_S_MAX = 30.0
 ANSWER_S_MAX = 300.0
 LOOK_AGAIN_S = 0.2
 LOG_CHARS = 4000
-ROOT = Path(__file__).parents[1]
+KV_BYTES = 32 << 20
+ROOT = Path(__file__).parents[2]
 PROXY = ROOT / ".cache/vllm-0.32.0/tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"
 
 
@@ -38,10 +40,9 @@ class ServerError(BenchError):
 
 @dataclass(slots=True)
 class Answer:
-    """tokens: what was generated. first_s: until the first of them came. cached: prompt tokens that were not computed."""
+    """tokens: what was generated. cached: prompt tokens that were not computed."""
 
     tokens: list[int]
-    first_s: float = 0.0
     cached: int = 0
 
 
@@ -83,10 +84,10 @@ class Server:
 
     def ask(self, prompt: list[int], max_tokens: int, replica: int | None = None) -> Answer:
         """Greedy tokens after this prompt, streamed. replica: the one of data parallel ones that is asked. Raises ServerError."""
-        answer, begun_s = Answer([]), time.monotonic()
+        answer = Answer([])
         usage = {"include_usage": True}
         for line in self._post(prompt, max_tokens, replica, stream=True, stream_options=usage):
-            _read(line, answer, begun_s)
+            _read(line, answer)
         if len(answer.tokens) != max_tokens:
             raise ServerError(f"{self.name}: {len(answer.tokens)} of {max_tokens} tokens came")
         return answer
@@ -145,15 +146,9 @@ class Server:
 
 
 def api_server(
-    name: str,
-    scratch: Path,
-    model: Path,
-    transfer: dict[str, Any] | None,
-    threads: int = 1,
-    kv_bytes: int = 32 << 20,
-    words: tuple[str, ...] = (),
+    name: str, scratch: Path, model: Path, transfer: dict[str, Any] | None, words: tuple[str, ...] = ()
 ) -> Server:
-    """vLLM's server of a model, on CPU. transfer: its KV connector, or none. threads: that it computes with."""
+    """vLLM's server of a model, on CPU. transfer: its KV connector, or none."""
     options = ["--kv-transfer-config", json.dumps(transfer)] if transfer is not None else []
     return Server(
         name,
@@ -168,14 +163,14 @@ def api_server(
                 "model",
             ),
             *("--host", HOST, "--dtype", "float32", "--block-size", "32", "--enforce-eager"),
-            *("--kv-cache-memory-bytes", str(kv_bytes), "--disable-uvicorn-access-log"),
+            *("--kv-cache-memory-bytes", str(KV_BYTES), "--disable-uvicorn-access-log"),
             "--enable-prompt-tokens-details",
             *options,
             *words,
         ],
         "/health",
         VLLM_CPU_OMP_THREADS_BIND="nobind",
-        OMP_NUM_THREADS=str(threads),
+        OMP_NUM_THREADS="1",
         OMP_WAIT_POLICY="PASSIVE",  # the threads of an idle engine must not spin on another's cores
         VLLM_NO_USAGE_STATS="1",
         HF_HUB_OFFLINE="1",
@@ -193,15 +188,12 @@ def proxy(name: str, scratch: Path, prefill: Server, decode: Server) -> Server:
     return Server(name, scratch, [str(PROXY), *hosts, *ports], "/healthcheck")
 
 
-def _read(line: bytes, answer: Answer, begun_s: float) -> None:
+def _read(line: bytes, answer: Answer) -> None:
     """One line of a stream of events."""
     if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
         return
     event = json.loads(line[6:])
     for choice in event.get("choices", ()):
-        tokens = choice.get("token_ids") or []
-        if tokens and not answer.tokens:
-            answer.first_s = time.monotonic() - begun_s
-        answer.tokens += tokens
+        answer.tokens += choice.get("token_ids") or []
     details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
     answer.cached = details.get("cached_tokens") or answer.cached
