@@ -173,7 +173,6 @@ class FrameTooLarge(ConnectionRefused):
 
     def __init__(self, size_bytes: int, bytes_max: int) -> None:
         super().__init__(f"frame of {size_bytes} bytes: at most {bytes_max} are allowed")
-        self.size_bytes = size_bytes
 
 
 class WrongPeer(ConnectionRefused):

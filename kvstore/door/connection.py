@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 
 import msgspec
 
-from kvstore.constants import DOOR_PIECE_US, DOOR_RECEIVE_BYTES, MIB
+from kvstore.constants import DOOR_PIECE_US, DOOR_RECEIVE_BYTES
 from kvstore.door.api import Api, Caller, kind_of, price_us
 from kvstore.door.holders import Holder
 from kvstore.door.inbox import Inbox
@@ -26,7 +26,6 @@ from kvstore.errors import BadFrame, BadRequest, ConnectionRefused, FrameTooLarg
 from kvstore.protocol import frames
 
 DOOR_STALLED_S_PRESSED = 1.0  # for half a frame, while others wait for its memory
-DOOR_SKIPPED_BYTES_MAX = 64 * MIB  # of a frame that is too large; one that claims more is none of ours
 
 
 class Shared(NamedTuple):
@@ -157,7 +156,7 @@ class DoorConnection(asyncio.BufferedProtocol):
             try:
                 self._find_frame()
             except FrameTooLarge as refusal:
-                self._skip(refusal)
+                self._hang_up(refusal)
 
     def _find_frame(self) -> None:
         size, have = self._inbox.frame_bytes(), len(self._inbox)
@@ -173,20 +172,11 @@ class DoorConnection(asyncio.BufferedProtocol):
                 self._read(False)
                 return
             self._taken_bytes, self._is_collecting = size, True
-        if not have and not self._inbox.is_skipping:
+        if not have:
             self._stalled_since = None
         elif self._stalled_since is None:
             self._stalled_since = self._loop.time()
         self._read(True)
-
-    def _skip(self, refusal: FrameTooLarge) -> None:
-        """Refuse a frame that is too large, and go on behind it; hang up where that would be far away."""
-        if refusal.size_bytes > DOOR_SKIPPED_BYTES_MAX:
-            self._hang_up(refusal)
-            return
-        self._inbox.skip(frames.HEADER_BYTES + refusal.size_bytes)
-        self._send(self._caller.refusal(refusal))
-        self._look()
 
     def _queue(self, price: float) -> None:
         self._is_queued = True

@@ -17,17 +17,12 @@ class Inbox:
     def __init__(self) -> None:
         self._data = bytearray()
         self._start = 0  # of what was not taken yet
-        self._skipping = 0  # bytes of a refused frame that are still to come
 
     def __len__(self) -> int:
         return len(self._data) - self._start
 
     def received(self, data: memoryview) -> None:
         """These bytes came; they are copied."""
-        if self._skipping:
-            skipped = min(self._skipping, len(data))
-            self._skipping -= skipped
-            data = data[skipped:]
         del self._data[: self._start]
         self._start = 0
         self._data += data
@@ -53,17 +48,6 @@ class Inbox:
         if not len(self):
             self.clear()
         return payload
-
-    @property
-    def is_skipping(self) -> bool:
-        """Whether what comes next belongs to a refused frame."""
-        return self._skipping > 0
-
-    def skip(self, frame_bytes: int) -> None:
-        """Throw the next frame away, with what is still to come of it."""
-        here = min(frame_bytes, len(self))
-        self._start += here
-        self._skipping = frame_bytes - here
 
     def clear(self) -> None:
         """Forget everything; what comes now is ignored."""
