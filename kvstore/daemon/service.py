@@ -38,11 +38,10 @@ from kvstore.daemon import heap
 from kvstore.daemon.attention import Attention, Parts
 from kvstore.daemon.beside.children import Lasting
 from kvstore.daemon.beside.doors import grpc_process, web_process
-from kvstore.daemon.beside.eventing import publisher_of
 from kvstore.daemon.beside.exporting import Exporter
 from kvstore.daemon.beside.preloading import Preloads
 from kvstore.daemon.condition import condition
-from kvstore.daemon.config.config import Config
+from kvstore.daemon.config.config import Config, Events, binds
 from kvstore.daemon.config.config_sources import Loaded
 from kvstore.daemon.config.reloading import InForce, tune
 from kvstore.daemon.config.settings import Settings
@@ -60,7 +59,7 @@ from kvstore.durable.demand_file import DemandFile
 from kvstore.engine.engine import Engine
 from kvstore.engine.live import live_steps
 from kvstore.errors import SocketPathError, StartError
-from kvstore.events.journal import Change, Journal, held
+from kvstore.events.journal import Journal, held
 from kvstore.health.write_budget_file import WriteBudgetFile
 from kvstore.io_pool import IoPool
 from kvstore.ledger.latencies import Histogram
@@ -79,6 +78,7 @@ from tiers.dram.arenas_left import held_bytes
 if TYPE_CHECKING:
     from kvstore.daemon.regional import Levels
     from kvstore.durable.warmer import Warmer
+    from kvstore.events.publisher import Publisher
 
 DESCRIPTORS_KEPT = 128  # besides connections: for files, for sockets of buckets and the like
 DESCRIPTORS_KEPT_PER_REGION = 128  # for the requests to each region that is read
@@ -130,7 +130,7 @@ class Service:
         self._warmer: Warmer | None = None
         self._reloading: asyncio.Task[None] | None = None
         self._journal = Journal() if config.events.endpoint else None
-        self._publisher = publisher_of(config, self._journal, self._held, time.time)
+        self._publisher = self._make_publisher(config.events)
         self._exporter: Exporter | None = None
         self._loop_delay = Histogram()
         self._preloads = Preloads(config)
@@ -365,6 +365,19 @@ class Service:
         }
 
     # -- start --
+    def _make_publisher(self, e: Events) -> Publisher | None:
+        """Not open yet. A daemon without one imports nothing of ZeroMQ."""
+        if self._journal is None:
+            return None
+        from kvstore.events.publisher import Publisher, Settings
+
+        return Publisher(
+            Settings(e.endpoint, not binds(e.endpoint), e.replay_endpoint, e.topic, e.hash, e.replay_bytes),
+            self._journal,
+            lambda: held(self.engine.namespaces),
+            time.time,
+        )
+
 
     def _open_region(self, reply: Callable[[Callable[[], None]], object]) -> None:
         """A daemon without a region imports nothing of regions."""
@@ -624,9 +637,6 @@ class Service:
             await asyncio.sleep(LOOP_DELAY_INTERVAL_S)
             self._loop_delay.add(max(0.0, time.monotonic() - due_s))
             heap.age()
-
-    def _held(self) -> Iterator[list[Change]]:
-        return held(self.engine.namespaces)
 
     def _prove(self, figures: Figures) -> None:
         """Nobody is attached and nothing happens: a good moment to prove the books."""

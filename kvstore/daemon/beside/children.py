@@ -22,7 +22,8 @@ from kvstore.daemon.config.config import Config
 CHILD_LOOK_S = 0.5  # between two looks whether it lives
 # Pause before it is started again; doubles while it ends at once.
 CHILD_RESTART_S_MIN, CHILD_RESTART_S_MAX = (0.5, 60.0)
-CHILD_LINE_BYTES_MAX = 4096  # of a line that it says
+CHILD_READ_BYTES = 64 << 10
+CHILD_LINE_BYTES_MAX = 16 << 10  # of a line that it says
 CHILD_STEADY_S = 30.0  # one that ran for so long did not end at once
 CHILD_END_S = (
     1.0  # at a stop, until it is killed: its clients should hear of it first, and it has nothing to lose
@@ -66,7 +67,7 @@ class Child:
 
 
 class Lasting:
-    """A child that runs as long as the daemon does."""
+    """A child that runs as long as the daemon does. It says "ready …", or "problem …" as long as nobody is served."""
 
     def __init__(self, name: str, command: list[str], is_wanted: bool) -> None:
         self.problem = ""  # why nobody is served there now
@@ -97,38 +98,40 @@ class Lasting:
             process = self._child.start(self._command, stdout=subprocess.PIPE)
         except OSError as error:
             return str(error)
-        lines = _Lines(process.stdout)
+        assert process.stdin is not None and process.stdout is not None
+        lines = Lines(process.stdout)
         while process.poll() is None:
             for line in lines.new():
-                self.problem = line.removeprefix("problem ") if line.startswith("problem ") else ""
+                word, _, text = line.decode(errors="replace").partition(" ")
+                self.problem = text if word == "problem" else ""
             await asyncio.sleep(CHILD_LOOK_S)
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+        process.stdin.close()
+        process.stdout.close()
         return reason_of(process.returncode) if self._child.is_wanted else None
 
 
-class _Lines:
-    """What a child says on its stdout: "ready …", or "problem …" as long as nobody is served."""
+class Lines:
+    """What a child says through a pipe, without waiting for it."""
 
-    def __init__(self, pipe: IO[bytes] | None) -> None:
+    def __init__(self, pipe: IO[bytes]) -> None:
+        os.set_blocking(pipe.fileno(), False)
         self._pipe = pipe
         self._rest = b""
-        if pipe is not None:
-            os.set_blocking(pipe.fileno(), False)
 
-    def new(self) -> list[str]:
-        data = None if self._pipe is None else _read(self._pipe.fileno())
-        *lines, self._rest = (self._rest + (data or b"")).split(b"\n")
-        self._rest = self._rest[-CHILD_LINE_BYTES_MAX:]
-        return [line.decode(errors="replace") for line in lines]
+    def new(self) -> list[bytes]:
+        """Whole lines that have come since."""
+        found: list[bytes] = []
+        while data := self._read():
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._rest = self._rest[-CHILD_LINE_BYTES_MAX:]
+            found += lines
+        return found
 
-
-def _read(fd: int) -> bytes:
-    try:
-        return os.read(fd, CHILD_LINE_BYTES_MAX)
-    except BlockingIOError:
-        return b""
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._pipe.fileno(), CHILD_READ_BYTES)
+        except BlockingIOError:
+            return b""
 
 
 def reason_of(returncode: int) -> str:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import subprocess
 import sys
-from typing import IO, Final
+from typing import Final
 
 from coldstart.disk.home import Said, said_in
-from kvstore.daemon.beside.children import Child, in_force, reason_of
+from kvstore.daemon.beside.children import Child, Lines, in_force, reason_of
 from kvstore.daemon.config.config import Config
 from kvstore.protocol import answers
 from kvstore.units import format_bytes
@@ -26,8 +25,6 @@ from replication.waits import within
 
 PRELOAD_LOOK_S: Final = 0.25  # between two looks at what it says
 PRELOAD_PAUSE_S_MIN, PRELOAD_PAUSE_S_MAX = 1.0, 300.0  # before those that failed are started again; doubles
-PRELOAD_READ_BYTES: Final = 64 << 10
-PRELOAD_LINE_BYTES_MAX: Final = 16 << 10
 
 log = logging.getLogger("kvstore.daemon.preloading")
 
@@ -111,18 +108,21 @@ class Preloads:
         except OSError as error:
             return str(error)
         assert child.stdin is not None and child.stdout is not None and child.stderr is not None
-        said, complaints = _Lines(child.stdout), _Lines(child.stderr)
+        said, complaints, why = Lines(child.stdout), Lines(child.stderr), b""
         while True:
             has_ended = child.poll() is not None
-            if (word := said_in(said.last())) is not None:
-                _note(state, word)
-            why = complaints.last().decode(errors="replace").strip().removeprefix("kvstore: ")
+            for line in said.new():
+                if (word := said_in(line)) is not None:
+                    _note(state, word)
+            why = next(filter(None, reversed(complaints.new())), why)
             if has_ended:
                 break
             await asyncio.sleep(PRELOAD_LOOK_S)
         for pipe in (child.stdin, child.stdout, child.stderr):
             pipe.close()
-        return "" if child.returncode == 0 else why or reason_of(child.returncode)
+        if child.returncode == 0:
+            return ""
+        return why.decode(errors="replace").strip().removeprefix("kvstore: ") or reason_of(child.returncode)
 
 
 def _waiting(name: str) -> answers.Preload:
@@ -136,29 +136,6 @@ def _waiting(name: str) -> answers.Preload:
         "attempts": 0,
         "problem": "",
     }
-
-
-class _Lines:
-    """Of a pipe, without waiting for it; nothing more comes once it is closed: its number is somebody else's then."""
-
-    def __init__(self, pipe: IO[bytes]) -> None:
-        os.set_blocking(pipe.fileno(), False)
-        self._pipe = pipe
-        self._rest = self._last = b""
-
-    def last(self) -> bytes:
-        """The last whole line that came."""
-        while data := self._read():
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            self._rest = self._rest[-PRELOAD_LINE_BYTES_MAX:]
-            self._last = next(filter(None, reversed(lines)), self._last)
-        return self._last
-
-    def _read(self) -> bytes:
-        try:
-            return os.read(self._pipe.fileno(), PRELOAD_READ_BYTES)
-        except (BlockingIOError, ValueError, OSError):
-            return b""
 
 
 def _note(state: answers.Preload, said: Said) -> None:
