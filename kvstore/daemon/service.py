@@ -347,7 +347,6 @@ class Service:
             "health": self._health(),
             "problems": self._attention.told(),
             "disks": self.disks.rows(),
-            "missing": dict(self._presence.missing),
             **told,
             "region": self._region.small_status(self.config.region) if self._region is not None else None,
             "events": self._publisher.status() if self._publisher is not None else None,
@@ -365,6 +364,7 @@ class Service:
         }
 
     # -- start --
+
     def _make_publisher(self, e: Events) -> Publisher | None:
         """Not open yet. A daemon without one imports nothing of ZeroMQ."""
         if self._journal is None:
@@ -377,7 +377,6 @@ class Service:
             lambda: held(self.engine.namespaces),
             time.time,
         )
-
 
     def _open_region(self, reply: Callable[[Callable[[], None]], object]) -> None:
         """A daemon without a region imports nothing of regions."""

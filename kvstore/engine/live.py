@@ -41,20 +41,9 @@ def live_steps(engine: Engine, minutes_since_s: float, now_s: float) -> Steps[an
             yield
     sources = (*engine.loader.devices, *engine.loader.shared)
     return {
-        "counters": figures["counters"],
-        "namespaces_total": figures["namespaces_total"],
-        "adopting": figures["adopting"],
-        "write_budget": figures["write_budget"],
-        "breakers": figures["breakers"],
-        "speeds": figures["speeds"],
-        "queues": figures["queues"],
-        "tiers": [_small(tier) for tier in figures["tiers"]],
-        "sessions": [
-            {**s.peer.as_dict(engine.clock(), len(s.leases)), "label": s.label}
-            for s in sessions[:LIVE_SESSIONS_MAX]
-        ],
+        **figures,
+        "sessions": [session.as_dict(engine.clock()) for session in sessions[:LIVE_SESSIONS_MAX]],
         "sessions_total": len(sessions),
-        "models": figures["models"],
         "model_loads": engine.models.loads.as_dict(),
         "tokens": tokens,
         "prefixes": prefixes,
@@ -65,14 +54,4 @@ def live_steps(engine: Engine, minutes_since_s: float, now_s: float) -> Steps[an
         "latency_bounds_s": BOUNDS_S,
         "holdings": engine.holdings.latest,
         "minutes": minutes,
-    }
-
-
-def _small(tier: answers.Tier) -> answers.SmallTier:
-    return {
-        "name": tier["name"],
-        "capacity_bytes": tier["capacity_bytes"],
-        "used_bytes": tier["used_bytes"],
-        "records": tier["records"],
-        "model_bytes": tier["model_bytes"],
     }

@@ -16,19 +16,14 @@ class SlotClass(TypedDict):
     used: int
 
 
-class SmallTier(TypedDict):
-    """In a Live answer."""
-
+class Tier(TypedDict):
     name: str
     capacity_bytes: int
     used_bytes: int
+    free_bytes: int
     records: int
     model_bytes: int
-
-
-class Tier(SmallTier):
     classes: Sequence[SlotClass]
-    free_bytes: int
 
 
 class Breaker(TypedDict):
@@ -94,7 +89,7 @@ class Model(TypedDict):
 
 
 class Figures(TypedDict):
-    """Of the engine, in a Status and, most of them, in a Live answer."""
+    """Of the engine, in a Status and in a Live answer."""
 
     tiers: list[Tier]
     counters: dict[str, int]
@@ -382,18 +377,9 @@ class ModelLoads(TypedDict):
     by_source: dict[str, int]
 
 
-class EngineLive(TypedDict):
-    counters: dict[str, int]
-    namespaces_total: int
-    adopting: bool
-    write_budget: WriteBudget | None
-    breakers: list[Breaker]
-    speeds: list[Speed]
-    queues: list[Queue]
-    tiers: list[SmallTier]
-    sessions: list[Peer]
+class EngineLive(Figures):
+    sessions: list[Session]
     sessions_total: int
-    models: list[Model]
     model_loads: ModelLoads
     tokens: list[SinceStart]
     prefixes: list[Prefix]
@@ -407,7 +393,6 @@ class Live(Identity, EngineLive):
     health: Health
     problems: list[Problem]
     disks: list[Disk]
-    missing: dict[str, str]
     region: dict[str, Any] | None
     events: Events | None
     door: Door

@@ -16,7 +16,7 @@ Serve = Callable[..., Daemon]
 FIELDS = {
     "now_s", "uptime_s", "version", "instance", "pid", "socket_path", "data_dir", "host", "region_name", "holdings", "health", "problems", "adopting", "tokens", "tiers",
     "counters", "sessions", "sessions_total", "namespaces_total", "breakers", "speeds", "queues", "write_budget", "region",
-    "events", "door", "latencies", "latency_bounds_s", "prefixes", "minutes", "disks", "missing", "models", "model_loads",
+    "events", "door", "latencies", "latency_bounds_s", "prefixes", "minutes", "disks", "models", "model_loads", "loading_blocks", "demoting_blocks", "unverified_blocks",
 }  # fmt: skip
 
 

@@ -100,7 +100,7 @@ def live(uptime_s: float = 100.0, **other: Any) -> dict[str, Any]:
         "tokens": [row("llama", "acme", dram=600, never_seen=300, engine=100)], "breakers": [], "queues": [],
         "tiers": [{"name": "dram", "capacity_bytes": 1 << 30, "used_bytes": 1 << 29, "records": 5}],
         "latencies": {"request": {"lookup": histogram(b8=10)}, "load": {}, "store": {}, "loop_delay": {}},
-        "latency_bounds_s": BOUNDS_S, "region": None, "events": None, "minutes": [], "disks": [disk(0), disk(1)], "missing": {}, "problems": [],
+        "latency_bounds_s": BOUNDS_S, "region": None, "events": None, "minutes": [], "disks": [disk(0), disk(1)], "problems": [],
         **other,
     }  # fmt: skip
 
