@@ -329,7 +329,7 @@ def test_nothing_is_written_to_what_was_mounted_over_it(place: Place, serve: Ser
     until(lambda: states() == ["ok", "ok"], "both are open")  # one that is not is looked for by its path
     nvme.rename(place.path / "aside")
     nvme.mkdir(mode=0o700)
-    until(lambda: states() == ["replaced", "ok"], "it is noticed")
+    until(lambda: states() == ["removed", "ok"], "it is noticed")
     assert daemon.stop() == 0
     assert os.listdir(nvme) == []
 

@@ -227,9 +227,9 @@ def _nvme_replaced(place: Place) -> None:
         (_lock_removed, "lock is gone"),
         (_data_dir_removed, "data is gone"),
         (_data_dir_replaced, "another one is in its place"),
-        (_nvme_removed, "nvme0: was removed, emptied or unmounted under the daemon"),
-        (_nvme_emptied, "nvme0: was removed, emptied or unmounted under the daemon"),
-        (_nvme_replaced, "nvme0: another directory, or file system"),
+        (_nvme_removed, "nvme0: was removed, emptied, unmounted or replaced under the daemon"),
+        (_nvme_emptied, "nvme0: was removed, emptied, unmounted or replaced under the daemon"),
+        (_nvme_replaced, "nvme0: was removed, emptied, unmounted or replaced under the daemon"),
     ],
 )
 def test_what_is_gone_is_told(place: Place, serve: Serve, lose: Callable[[Place], None], says: str) -> None:

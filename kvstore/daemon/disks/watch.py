@@ -34,22 +34,18 @@ from tiers.nvme.direct import free_bytes
 
 DISK_ANSWERS_S: Final = 5.0  # for one look, and for a directory to be opened
 DISK_RETRY_S: Final = 5.0  # between two tries to open what was left alone
-NOT_USED: Final = frozenset(
-    {"left alone", "gone", "empty", "another", "elsewhere", "removed", "replaced", "silent"}
-)
+NOT_USED: Final = frozenset({"left alone", "gone", "empty", "another", "elsewhere", "removed", "silent"})
 
 log = logging.getLogger("kvstore.daemon.disks")
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """By one look. state: "removed" or "replaced" under the daemon, "" where it is in place. inode: of the directory, when it
-    was in place last."""
+    """By one look. is_in_place: it was not removed, or replaced, under the daemon."""
 
-    state: str
+    is_in_place: bool
     on: FileSystem
     device: int
-    inode: int
     free_bytes: int
 
 
@@ -169,7 +165,7 @@ class Disks:
         """What each may have in the end, where its file system has too little room for all that is to lie there."""
         here: dict[int, list[Disk]] = {}
         for disk in self._disks:
-            if disk.seen is not None and disk.member.ready and not disk.seen.state:
+            if disk.seen is not None and disk.member.ready and disk.seen.is_in_place:
                 here.setdefault(disk.seen.device, []).append(disk)
         shares = {}
         for disks in here.values():
@@ -218,8 +214,12 @@ class Disks:
         silent_s = disk.silent_s(self._clock())
         if silent_s > DISK_ANSWERS_S:
             return "silent", f"has not answered for {silent_s:.0f} s", "look at dmesg, the disk, its mount"
-        if disk.seen is not None and disk.seen.state:
-            return disk.seen.state, *_LOST[disk.seen.state]
+        if disk.seen is not None and not disk.seen.is_in_place:
+            return (
+                "removed",
+                "was removed, emptied, unmounted or replaced under the daemon: what it holds is lost with the next start",
+                "put it back, or mount its disk; else restart the daemon, and kvstore disks --accept it",
+            )
         if hung := next((b for b in (member.loads, member.stores) if not b.closed), None):
             why = f"{hung.name.removeprefix(member.name).strip()} are switched off: {hung.reason}"
             return "off", why, "it is tried again by itself: look at dmesg, smartctl -a"
@@ -242,7 +242,8 @@ class Disks:
         try:
             if accept and disk is None:
                 raise NotFound(f"{directory}: is not one of nvme.directories")
-            if disk is not None and disk.member.device.instance and not (disk.seen and disk.seen.state):
+            is_lost = disk is not None and disk.seen is not None and not disk.seen.is_in_place
+            if disk is not None and disk.member.device.instance and not is_lost:
                 raise Failed(f"{directory}: is in use, and is the one that is known")
             if not accept and not self._known.forget(directory):
                 raise NotFound(f"{directory}: nothing is remembered of it")
@@ -315,24 +316,6 @@ def _look(disk: Disk) -> Seen | None:
     try:
         is_in_place = disk.member.device.is_in_place()
         there = nearest_there(disk.path)
-        status = os.stat(there)
-        inode = status.st_ino if there == disk.path else 0
-        before = disk.seen.inode if disk.seen is not None else 0
-        state = "" if is_in_place else "removed" if inode in (0, before) else "replaced"
-        return Seen(
-            state, file_system(there), status.st_dev, inode if is_in_place else before, free_bytes(there)
-        )
+        return Seen(is_in_place, file_system(there), os.stat(there).st_dev, free_bytes(there))
     except OSError:
         return None
-
-
-_LOST: Final = {
-    "removed": (
-        "was removed, emptied or unmounted under the daemon: what it holds is lost with the next start",
-        "put it back, or mount its disk; else restart the daemon, and kvstore disks --accept it",
-    ),
-    "replaced": (
-        "another directory, or file system, is in its place since the start: what it holds is lost with the next start",
-        "put it back; else restart the daemon",
-    ),
-}
