@@ -109,10 +109,9 @@ class Totals:
         self._gone: set[Key] = set()  # rows that were put together, to be deleted with the next save
         self._prefixes_changed = False
         self.minutes = Minutes()
-        self._minutes_changed: set[MinuteKey] = set()  # besides those from _saved_minute_s on
-        self._saved_minute_s = 0
+        self._minutes_changed: set[MinuteKey] = set()
         self.since_start = SinceStart()
-        self._newest: dict[int, Rows] = {}  # of the current minute, by namespace
+        self._newest: dict[int, tuple[Rows, Key, MinuteKey]] = {}  # of the current minute, by namespace
         self._newest_minute_s = 0
         self._only_hour_s = -1  # the only hour that still has a row for each model and tenant
         if path is not None:
@@ -126,22 +125,23 @@ class Totals:
         if minute_s != self._newest_minute_s:
             self._newest.clear()
             self._newest_minute_s = minute_s
-        rows = self._newest.get(namespace.id)
-        if rows is None:
+        newest = self._newest.get(namespace.id)
+        if newest is None:
             fields = namespace.spec.fields
             model, tenant = fields.get("model", ""), fields.get("tenant", "")
             hour = self._row((hour_of(now_s), self.region, model, tenant))
             minute = self.minutes.of(now_s, model, tenant)
             rows = Rows(hour, minute, self.since_start.of(model, tenant))
-            self._newest[namespace.id] = rows
-        self._changed.add(_key_of(rows.hour))  # minutes of now are written with every save
+            newest = self._newest[namespace.id] = rows, _key_of(hour), minute.key
+        rows, hour_key, minute_key = newest
+        self._changed.add(hour_key)
+        self._minutes_changed.add(minute_key)
         return rows
 
     def changed(self, rows: Rows) -> None:
         """Rows of some time ago were changed: they are written with the next save."""
         self._changed.add(_key_of(rows.hour))
-        if rows.minute.minute_s < self._saved_minute_s:
-            self._minutes_changed.add(rows.minute.key)
+        self._minutes_changed.add(rows.minute.key)
 
     def used(
         self, namespace: Namespace, block_hash: bytes, tokens: int, saved: int, now_s: float
@@ -294,10 +294,6 @@ class Totals:
         self._changed, self._minutes_changed, self._gone = set(), set(), set()
         if self._path is None or not (changed or self._prefixes_changed):
             return None
-        newest_s = minute_of(now_s)
-        first_s = min(self._saved_minute_s, newest_s)  # the clock may have been set back
-        minutes_changed.update(minute.key for minute in self.minutes.between(first_s, newest_s + 1))
-        self._saved_minute_s = newest_s
         prefixes = msgspec.json.encode(list(self._prefixes.values())) if self._prefixes_changed else None
         self._prefixes_changed = False
         return Snapshot([], prefixes, oldest_s, gone, [], oldest_minute(now_s), changed, minutes_changed)
@@ -365,7 +361,6 @@ class Totals:
                     minute = msgspec.json.decode(content, type=Minute)
                     minute.tokens += [0] * (outcomes.OUTCOMES - len(minute.tokens))
                     self.minutes.restore(minute)
-                    self._saved_minute_s = minute.minute_s
                 for (content,) in base.execute("SELECT content FROM kept WHERE name = 'prefixes'"):
                     for prefix in msgspec.json.decode(content, type=list[Prefix]):
                         self._prefixes[prefix.namespace, prefix.block_hash] = prefix
