@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -36,6 +37,14 @@ def replace_in_parts(path: Path, parts: Iterable[tuple[int, bytes]], mode: int =
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def put_aside(path: Path) -> Path:
+    """A damaged file goes out of the way, for whoever wants to look at it. Returns where it is then, as far as it could be moved."""
+    aside = path.with_suffix(".unreadable")
+    with suppress(OSError):
+        path.replace(aside)
+    return aside
 
 
 def sync_directory(path: Path) -> None:

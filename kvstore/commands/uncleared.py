@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -25,7 +24,7 @@ from kvstore.io_pool import Io
 from kvstore.protocol.residency_bits import IN_NVME
 from kvstore.residency.levels import Member
 from kvstore.residency.residency import Residency
-from tiers.files import replace_file
+from tiers.files import put_aside, replace_file
 from tiers.nvme.device_table import Row
 from tiers.reading import Unreadable, read_json, require_damaged
 
@@ -33,7 +32,6 @@ EVERYTHING: Final = b""  # in place of a namespace
 UNCLEARED_NAMESPACES_MAX: Final = 1024  # of a disk
 UNCLEARED_DISKS_MAX: Final = 256
 UNCLEARED_FILE_BYTES_MAX: Final = 16 * MIB
-UNCLEARED_FORMAT: Final = 1
 SWEEP_RETRY_S: Final = 10.0  # after a disk refused to be read, or to be cleared
 
 log = logging.getLogger("kvstore.commands.uncleared")
@@ -42,8 +40,8 @@ log = logging.getLogger("kvstore.commands.uncleared")
 class _File(msgspec.Struct):
     """disks: by id, the digests of namespaces in hex."""
 
-    format: int
     disks: dict[str, list[str]]
+    format: Literal[1] = 1
 
 
 class Uncleared:
@@ -165,7 +163,7 @@ def _write(path: Path, left: dict[str, frozenset[bytes]]) -> str:
     """In an I/O thread: what went wrong."""
     disks = {disk: sorted(digest.hex() for digest in digests) for disk, digests in left.items()}
     try:
-        replace_file(path, msgspec.json.encode(_File(UNCLEARED_FORMAT, disks)))
+        replace_file(path, msgspec.json.encode(_File(disks)))
     except OSError as error:
         return error.strerror or f"{error}"
     return ""
@@ -174,23 +172,12 @@ def _write(path: Path, left: dict[str, frozenset[bytes]]) -> str:
 def _read(path: Path) -> dict[str, frozenset[bytes]]:
     try:
         found = read_json(path, UNCLEARED_FILE_BYTES_MAX, _File)
-        if found.format == UNCLEARED_FORMAT:
-            return {disk: frozenset(map(bytes.fromhex, digests)) for disk, digests in found.disks.items()}
-        why = f"format {found.format}, this program reads {UNCLEARED_FORMAT}"
-    except ValueError as error:
-        why = str(error)
-    except Unreadable as error:
-        if error.is_missing:
-            return {}
-        require_damaged(error)
-        why = error.why
-    aside = path.with_suffix(".unreadable")
-    log.warning(
-        "%s: %s: put aside as %s; what was cleared may be found on disks that were away",
-        path,
-        why,
-        aside.name,
-    )
-    with suppress(OSError):
-        path.replace(aside)
+        return {disk: frozenset(map(bytes.fromhex, digests)) for disk, digests in found.disks.items()}
+    except (Unreadable, ValueError) as error:
+        if isinstance(error, Unreadable):
+            if error.is_missing:
+                return {}
+            require_damaged(error)
+        kept = put_aside(path)
+        log.warning("%s: put aside as %s; what was cleared may be found on disks that were away", error, kept)
     return {}

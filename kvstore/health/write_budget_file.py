@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -24,7 +23,7 @@ from kvstore.constants import MIB
 from kvstore.health.write_budget import Ledger, WriteBudget
 from kvstore.io_pool import Io
 from kvstore.retention.clock import boot_id
-from tiers.files import replace_file
+from tiers.files import put_aside, replace_file
 from tiers.reading import Unreadable, read_json, require_damaged
 
 WRITE_BUDGET_FILE_BYTES_MAX = 1 * MIB  # of a day, by the hour: a few KB
@@ -106,8 +105,7 @@ class WriteBudgetFile:
                 return []
             require_damaged(error)
             log.warning("what was written to NVMe is not known: nothing is for a day: %s", error)
-            with suppress(OSError):
-                self._path.replace(self._path.with_suffix(".unreadable"))
+            put_aside(self._path)
             return [(now_s, bytes_per_day)]
         is_same_boot = ledger.boot_id == self._boot != ""
         ahead_s = ledger.wall_ahead_s if is_same_boot else self._wall_clock() - now_s

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
@@ -36,6 +36,7 @@ from kvstore.ledger.since_start import SinceStart
 from kvstore.ledger.sums import EVERYBODY_ELSE, Sums
 from kvstore.protocol import answers, outcomes
 from kvstore.steps import Steps, finish
+from tiers.files import put_aside
 
 # Hours × models × tenants; beyond it the oldest hours are merged into one row each.
 TOTALS_ROWS_MAX = 20_000
@@ -370,8 +371,7 @@ class Totals:
             self._count = 0
             self._prefixes.clear()
             self.minutes = Minutes()
-            with suppress(OSError):
-                path.replace(path.with_suffix(".unreadable"))
+            put_aside(path)
 
 
 class Snapshot(NamedTuple):

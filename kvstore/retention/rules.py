@@ -18,9 +18,7 @@ What the rules do is in `kvstore.retention.pins` (pins), `kvstore.retention.expi
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -31,7 +29,7 @@ from kvstore.constants import MIB, RULE_BYTES, TENANT_CHARS_MAX, require
 from kvstore.errors import LimitExceeded, NotFound
 from kvstore.steps import Steps, finish
 from tiers.base import NAMESPACE_BYTES
-from tiers.files import replace_file
+from tiers.files import put_aside, replace_file
 from tiers.reading import Unreadable, read_json, require_damaged
 
 RULES_OF_A_KIND_MAX = 4096  # pins, TTLs, quotas
@@ -212,10 +210,8 @@ class RuleFile:
                 if error.is_missing:
                     return Book()
                 require_damaged(error)
-            aside = self._path.with_suffix(".unreadable")
-            log.warning("pins, TTLs and quotas are lost: %s; the file is kept as %s", error, aside)
-            with suppress(OSError):
-                os.replace(self._path, aside)
+            kept = put_aside(self._path)
+            log.warning("pins, TTLs and quotas are lost: %s; the file is kept as %s", error, kept)
             return Book()
 
     def write(self, book: Book) -> str:

@@ -218,7 +218,7 @@ def test_a_lost_memory(node: Node, lost: str) -> None:
     else:
         node.file.write_text("{" if lost == "damaged" else '{"format": 99, "disks": []}')
     assert node.start() == was
-    assert (node.path / "disks.json.unreadable").exists() == (lost != "gone")
+    assert (node.path / "disks.unreadable").exists() == (lost != "gone")
     _empty(node)
     assert node.start()["b"] == "!empty"
 

@@ -24,19 +24,18 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from kvstore.daemon.disks.filesystem import FileSystem, differ, file_system
 from tiers.errors import DamagedError, OpenError
-from tiers.files import replace_file
+from tiers.files import put_aside, replace_file
 from tiers.nvme.device_home import read_marker
 from tiers.reading import Unreadable, read_json, require_damaged
 
 DISKS_FILE_BYTES_MAX: Final = 1 << 20
 DISKS_KNOWN_MAX: Final = 256
-DISKS_FORMAT: Final = 1
 
 log = logging.getLogger("kvstore.daemon.disks")
 
@@ -52,8 +51,8 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class _File(msgspec.Struct):
-    format: int
     disks: list[Row]
+    format: Literal[1] = 1
 
 
 class NotItself(OpenError):
@@ -189,9 +188,7 @@ class Known:
     def save(self) -> None:
         """On disk when this returns. Raises OSError."""
         with self._saving:
-            replace_file(
-                self._path, msgspec.json.format(msgspec.json.encode(_File(DISKS_FORMAT, self.rows())))
-            )
+            replace_file(self._path, msgspec.json.format(msgspec.json.encode(_File(self.rows()))))
 
     def _drop_oldest(self) -> None:
         others = [directory for directory in self._rows if directory not in self._directories]
@@ -212,21 +209,13 @@ def _require_same(row: Row, there: FileSystem, directory: str = "") -> None:
 
 def _read(path: Path, may_write: bool) -> list[Row]:
     try:
-        found = read_json(path, DISKS_FILE_BYTES_MAX, _File, follow=False)
-        if found.format == DISKS_FORMAT:
-            return found.disks
-        why = f"format {found.format}, this program reads {DISKS_FORMAT}"
+        return read_json(path, DISKS_FILE_BYTES_MAX, _File, follow=False).disks
     except Unreadable as error:
-        if error.is_missing:
-            return []
-        require_damaged(error)
-        why = error.why
-    if not may_write:
+        if not error.is_missing:
+            require_damaged(error)
+            if may_write:
+                kept = put_aside(path)
+                log.warning(
+                    "%s: put aside as %s; all NVMe directories are taken as they are", error, kept.name
+                )
         return []
-    aside = path.with_name(f"{path.name}.unreadable")
-    log.warning(
-        "%s: %s: it was put aside as %s; all NVMe directories are taken as they are", path, why, aside.name
-    )
-    with contextlib.suppress(OSError):
-        os.replace(path, aside)
-    return []
