@@ -653,10 +653,12 @@ class Service:
     # -- reload --
 
     def _asked_to_reload(self) -> None:
-        if self._reread is not None and not self._stop.is_set():
-            asked = self._in_background(self.settings.reload(self._reread))
-            if self._reloading is None or self._reloading.done():
-                self._reloading = asked
+        if self._reread is None or self._stop.is_set():
+            return
+        if self._reloading is None or self._reloading.done():
+            self._reloading = self._in_background(self.settings.reload(self._reread))
+        else:
+            self.settings.is_asked_again = True
 
     # -- stop --
 

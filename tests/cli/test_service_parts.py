@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from kvstore.daemon.config.config import Config
+from kvstore.daemon.config.config_sources import Loaded
 from kvstore.daemon.service import STATS_LOG_INTERVAL_S, Figures, Service
 from kvstore.daemon.systemd import Notifier
 from kvstore.door.later import Later
@@ -54,6 +56,47 @@ def test_a_second_sigterm_skips_the_flush() -> None:
         return time.monotonic() - started
 
     assert 0.1 <= asyncio.run(stop_twice()) < 60
+
+
+def test_a_hangup_while_the_file_is_read_has_it_read_again() -> None:
+    """What was read may be older than the file that the second one is about; three of them are no more than two."""
+    read, goes_on = list[int](), threading.Event()
+
+    def load() -> Loaded:
+        read.append(1)
+        assert goes_on.wait(10)
+        return Loaded(Config(), {}, None)
+
+    async def ask() -> None:
+        serving = Service(Config(), cast(Any, None), Notifier({}), reread=load)
+        for _ in range(4):
+            serving._asked_to_reload()
+            while not read:
+                await asyncio.sleep(0.01)
+        goes_on.set()
+        assert serving._reloading is not None
+        await serving._reloading
+
+    asyncio.run(ask())
+    assert len(read) == 2
+
+
+def test_no_hangup_is_looked_after_once_it_stops() -> None:
+    """However many came before SIGTERM: what is read then would change parts that are closed."""
+    read: list[int] = []
+
+    def load() -> Loaded:
+        read.append(1)
+        return Loaded(Config(), {}, None)
+
+    async def stop() -> None:
+        stopping = Service(Config(), cast(Any, None), Notifier({}), reread=load)
+        for asked in (stopping._asked_to_reload, stopping._asked_to_reload, stopping._asked_to_stop):
+            asked()
+        await asyncio.sleep(0.1)
+
+    asyncio.run(stop())
+    assert not read
 
 
 def test_idleness_is_time_without_change() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import time
@@ -11,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.daemon.config.config import Config
-from kvstore.daemon.config.config_sources import Loaded
-from kvstore.daemon.config.settings import Settings
 from tests.cli.test_service import HASHES, hits, put
 from tests.running import TIMEOUT_S, Daemon, Place, kvstore
 
@@ -64,27 +60,6 @@ def test_a_hangup_applies_what_can_change(place: Place, serve: Serve) -> None:
     daemon.process.send_signal(signal.SIGHUP)
     wait_logged(daemon, "nvme.write_bytes_per_day is still 2 GiB: from no limit to one, and back,")
     assert daemon.stop() == 0
-
-
-def test_a_hangup_while_the_file_is_read_has_it_read_again() -> None:
-    """What was read may be older than the file that the second one is about; three of them are no more than two."""
-    loaded = Loaded(Config(), {}, None)
-    settings, read = Settings(loaded), list[int]()
-
-    async def ask() -> None:
-        loop = asyncio.get_running_loop()
-
-        def load() -> Loaded:
-            read.append(len(read))
-            if len(read) == 1:
-                for _ in range(3):
-                    asyncio.run_coroutine_threadsafe(settings.reload(load), loop).result(TIMEOUT_S)
-            return loaded
-
-        await settings.reload(load)
-
-    asyncio.run(ask())
-    assert read == [0, 1]
 
 
 def test_a_wrong_file_changes_nothing(place: Place, serve: Serve) -> None:

@@ -37,7 +37,7 @@ class Settings:
         self._file: Path | None = loaded.file
         self._wanted = loaded.config  # as the layers said when they were read last
         self.refusal = ""  # why they changed nothing then
-        self._is_reading = self._is_asked_again = False
+        self.is_asked_again = False  # while layers are read: what is read may be older than a file is by now
 
     def shown(self, name: str) -> list[dict[str, Any]]:
         """What `kvstore config get` tells of one key, of a section, or ("") of all. Raises BadRequest."""
@@ -91,18 +91,14 @@ class Settings:
         }
 
     async def reload(self, load: Callable[[], Loaded]) -> None:
-        """Read all layers again, and change what can be changed; once more where that is asked for meanwhile. Never raises.
+        """Read all layers again, and change what can be changed; once more where `is_asked_again`. One at a time. Never raises.
 
         load: blocks on the file; raises an Exception whose text says what is wrong.
         """
-        self._is_asked_again = True
-        if self._is_reading:
-            return  # what is being read may be older than the file
-        self._is_reading = True
-        while self._is_asked_again:
-            self._is_asked_again = False
+        self.is_asked_again = True
+        while self.is_asked_again:
+            self.is_asked_again = False
             await self._read(load)
-        self._is_reading = False
 
     async def _read(self, load: Callable[[], Loaded]) -> None:
         try:
