@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from kvstore.constants import KIB
+from kvstore.daemon.config.config import Dram
 from kvstore.retention.clock import boot_id
 from tiers.constants import MEMORY_HEADROOM_BYTES
 from tiers.dram import memory_limits
@@ -56,6 +57,10 @@ class LastRun:
     def headroom_bytes(self) -> int:
         """Of the memory, to be left to others."""
         return self._now.headroom_bytes
+
+    def asks(self, dram: Dram) -> Dram:
+        """For this start. After such a kill none is refused: less is taken, whatever the settings say."""
+        return dram.model_copy(update={"when_short": "shrink"}) if self.was_killed else dram
 
     def begin(self) -> None:
         """This daemon takes memory from now on. Blocks on the disk."""

@@ -78,9 +78,7 @@ def open_storage(config: Config) -> Storage:
             )
         namespaces = NamespaceRegistry(data_dir.namespaces_path)
         sizes = {namespace.slot_bytes for namespace in namespaces}
-        plan = plan_arena(
-            config.dram, data_dir.instance, last_run.headroom_bytes, last_run.was_killed, sizes=sizes
-        )
+        plan = plan_arena(last_run.asks(config.dram), data_dir.instance, last_run.headroom_bytes, sizes=sizes)
         last_run.begin()  # before memory is touched
         opened.callback(last_run.end)
         layout = plan.layout

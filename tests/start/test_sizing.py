@@ -253,8 +253,12 @@ def test_a_hint_that_cannot_be_read_is_none(tree: Tree, tmp_path: Path, content:
     assert (run.was_killed, run.headroom_bytes) == (False, MEMORY_HEADROOM_BYTES)
 
 
-def test_after_an_oom_kill_a_start_is_smaller_and_not_refused(tree: Tree) -> None:
+def test_after_an_oom_kill_a_start_is_smaller_and_not_refused(tmp_path: Path, tree: Tree) -> None:
     """The setting worked until memory ran out: less is taken, whatever dram.when_short says."""
     dram = settings(tree, "180MiB")
-    plan = plan_arena(dram, INSTANCE, 2 * HEADROOM_BYTES, may_shrink=True, proc=tree.proc)
+    LastRun(tmp_path / "serving.json", tree.proc).begin()
+    assert LastRun(tmp_path / "serving.json", tree.proc).asks(dram) == dram
+    tree.killed(1)
+    dram = LastRun(tmp_path / "serving.json", tree.proc).asks(dram)
+    plan = plan_arena(dram, INSTANCE, 2 * HEADROOM_BYTES, proc=tree.proc)
     assert plan.layout.capacity_bytes == 162 * MIB

@@ -68,7 +68,6 @@ def plan_arena(
     dram: Dram,
     instance: str,
     headroom_bytes: int,
-    may_shrink: bool = False,
     proc: Path = memory_limits.PROC,
     sizes: Collection[int] = (),
 ) -> Plan:
@@ -79,7 +78,7 @@ def plan_arena(
     found = pages.find_arena(preferred_directory(dram), dram.huge_pages, instance)
     if found is not None:
         _give_back_if_short(found, headroom_bytes // 2, proc)
-    plan = look_ahead(dram, instance, headroom_bytes, may_shrink, proc, True, sizes)
+    plan = look_ahead(dram, instance, headroom_bytes, proc, True, sizes)
     if plan.why_smaller:
         log.warning("%s: the arena is smaller", plan.why_smaller)
     slab_bytes, capacity_bytes = plan.layout.slab_bytes, plan.layout.capacity_bytes
@@ -95,19 +94,18 @@ def look_ahead(
     dram: Dram,
     instance: str,
     headroom_bytes: int,
-    may_shrink: bool = False,
     proc: Path = memory_limits.PROC,
     may_mount: bool = False,
     sizes: Collection[int] = (),
 ) -> Plan:
-    """What a start would decide. Changes nothing but with may_mount. may_shrink: whatever the settings say. sizes: as `plan_arena`.
+    """What a start would decide. Changes nothing but with may_mount. sizes: as `plan_arena`.
 
     Raises MemoryShort, StartSettingError, or OpenError (what is there cannot be used).
     """
     preferred = preferred_directory(dram)
     found = pages.find_arena(preferred, dram.huge_pages, instance)
     left = _left(found) if found is not None else None
-    if found is not None and left is not None and _is_asked_for(left, dram, may_shrink, sizes):
+    if found is not None and left is not None and _is_asked_for(left, dram, sizes):
         too_small = [
             limit
             for limit in _memory(found.parent, proc)
@@ -120,7 +118,7 @@ def look_ahead(
     wish = asked if isinstance(asked, int) else _share(dram, memory_limits.free_bytes(proc) + reusable_bytes)
     layout = Layout.plan(wish, dram.slab_bytes, dram.slot_bytes_min)
     path = pages.choose_arena_path(preferred, dram.huge_pages, layout.needed_bytes, instance, may_mount)
-    plan = _new(dram, path, layout, headroom_bytes, reusable_bytes, may_shrink, proc)
+    plan = _new(dram, path, layout, headroom_bytes, reusable_bytes, proc)
     if asked != "auto":
         return plan
     slab_bytes = enough_slabs(dram, plan.layout.capacity_bytes, sizes)
@@ -138,13 +136,7 @@ def enough_slabs(dram: Dram, capacity_bytes: int, sizes: Collection[int]) -> int
 
 
 def _new(
-    dram: Dram,
-    path: Path,
-    layout: Layout,
-    headroom_bytes: int,
-    reusable_bytes: int,
-    may_shrink: bool,
-    proc: Path,
+    dram: Dram, path: Path, layout: Layout, headroom_bytes: int, reusable_bytes: int, proc: Path
 ) -> Plan:
     """A new arena, in place of what an earlier daemon left. reusable_bytes: of memory, that has that one."""
     bounds = [
@@ -167,7 +159,7 @@ def _new(
     most = _fitting(dram, available)
     if layout.capacity_bytes <= most:
         return Plan(path, layout)
-    if most and (may_shrink or dram.when_short == "shrink"):
+    if most and dram.when_short == "shrink":
         smaller = Layout.plan(most, dram.slab_bytes, dram.slot_bytes_min)
         return Plan(path, smaller, _said(dram, tightest, most, headroom_bytes * is_memory))
     ever = min(limit.limit_bytes - headroom_bytes * is_memory for limit, _ in bounds)
@@ -202,7 +194,7 @@ def _left(found: Path) -> Layout | None:
         return None
 
 
-def _is_asked_for(left: Layout, dram: Dram, may_shrink: bool, sizes: Collection[int]) -> bool:
+def _is_asked_for(left: Layout, dram: Dram, sizes: Collection[int]) -> bool:
     """Whether this is an arena that the settings ask for, or allow."""
     if left.slot_bytes_min != dram.slot_bytes_min:
         return False
@@ -214,7 +206,7 @@ def _is_asked_for(left: Layout, dram: Dram, may_shrink: bool, sizes: Collection[
     if left.slab_bytes != dram.slab_bytes:
         return False
     asked_bytes = dram.capacity_bytes // dram.slab_bytes * dram.slab_bytes
-    if may_shrink or dram.when_short == "shrink":
+    if dram.when_short == "shrink":
         return left.capacity_bytes <= asked_bytes
     return left.capacity_bytes == asked_bytes
 

@@ -48,8 +48,9 @@ def _before_a_start(case: Case, dram: Dram, said: str) -> Iterator[Finding]:
     """What a start would say to the memory, and to the file system that the arena lies on."""
     last_run = LastRun(case.data_dir / "serving.json", case.proc) if case.data_dir else None
     instance = instance_of(case.data_dir) if case.data_dir else None
+    headroom_bytes, asked = (last_run.headroom_bytes, last_run.asks(dram)) if last_run else (0, dram)
     try:
-        plan = look_ahead(dram, instance or "", last_run.headroom_bytes if last_run else 0, proc=case.proc)
+        plan = look_ahead(asked, instance or "", headroom_bytes, proc=case.proc)
     except (StartError, OpenError) as error:
         found, _, action = str(error).rpartition("; ")
         yield Finding("memory", "problem", found or action, action if found else "")
