@@ -86,6 +86,11 @@ class Attention:
         self._seen.only(self._found())
         self._look_at_clock()
 
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is wrong with this daemon itself, on its machine."""
+        return not any(one.kind in answers.OF_HEALTH and one.level == "problem" for one in self._seen.all())
+
     def told(self) -> list[answers.Problem]:
         """For status and page."""
         found = [*self._seen.all(), *self._noted.all(), *self._parts.regions()]

@@ -247,7 +247,7 @@ class Service:
         arena = self.storage.arena
         return {
             "daemon": self._identity(),
-            "health": self._health(),
+            "health": {"ok": self._attention.is_well},
             "problems": self._attention.told(),
             "disks": self.disks.known_rows(),
             "arena": {
@@ -277,14 +277,6 @@ class Service:
             "host": socket.gethostname(),
             "region_name": self.config.region,
         }
-
-    def _health(self) -> answers.Health:
-        problems = [
-            *self._problems,
-            *self._presence.missing.values(),
-            *filter(None, self.disks.left_alone().values()),
-        ]
-        return {"ok": not problems, "problems": problems}
 
     def _condition(self) -> Condition:
         """As it is told to all of its region; before it serves no problem is known."""
@@ -344,7 +336,7 @@ class Service:
         }
         return {
             **self._identity(),
-            "health": self._health(),
+            "health": {"ok": self._attention.is_well},
             "problems": self._attention.told(),
             "disks": self.disks.rows(),
             **told,

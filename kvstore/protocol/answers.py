@@ -7,7 +7,7 @@ means. Fields may be added, in a new daemon; none is renamed or removed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any, Final, TypedDict
 
 
 class SlotClass(TypedDict):
@@ -235,9 +235,13 @@ class Problem(TypedDict):
     count: int
 
 
+OF_HEALTH: Final = frozenset(
+    {"books", "missing", "disk"}
+)  # kinds of problems of a daemon that is not well itself
+
+
 class Health(TypedDict):
     ok: bool
-    problems: list[str]
 
 
 class Arena(TypedDict):

@@ -93,7 +93,7 @@ def live(uptime_s: float = 100.0, **other: Any) -> dict[str, Any]:
     """An answer to Live, small."""
     return {
         "now_s": NOW_S + uptime_s - 100.0, "uptime_s": uptime_s, "version": "1", "instance": "i" * 32, "pid": 7,
-        "health": {"ok": True, "problems": []}, "adopting": False, "sessions_total": 2, "namespaces_total": 3,
+        "health": {"ok": True}, "adopting": False, "sessions_total": 2, "namespaces_total": 3,
         "host": "gpu-7", "region_name": "eu", "sessions": [session("vllm", 1)], "holdings": [], "prefixes": [
             {"block_hash": "ab" * 32, "model": "llama", "tenant": "acme", "tokens": 640, "uses": 3, "tokens_saved": 1920,
              "last_s": NOW_S - 60, "tiers": ["dram"]}],

@@ -270,8 +270,9 @@ def test_a_disk_that_is_not_mounted_at_a_start(machine: Machine) -> None:
     until(lambda: [d["state"] for d in disks(machine, code=1)] == ["ok", "gone"], "it is left alone")
     until(lambda: "is left alone: is gone" in machine.run("top", "--once").out, "it is one of the problems")
     status = json.loads(machine.run("status", "-o", "json").out)
-    (problem,) = status["health"]["problems"]
-    assert problem.startswith("nvme1 /mnt/b/kv: is left alone: is gone") and not machine.shell("ls -A /mnt/b")
+    (problem,) = [one for one in status["problems"] if one["kind"] == "disk"]
+    assert problem["subject"] == "nvme1" and problem["text"].startswith("/mnt/b/kv: is left alone: is gone")
+    assert not status["health"]["ok"] and not machine.shell("ls -A /mnt/b")
     doctor = json.loads(machine.run("doctor", "-o", "json", *words).out)["findings"]
     (found,) = [f for f in doctor if f["check"] == "disk" and "nvme1: /mnt/b/kv: is left alone" in f["found"]]
     assert [f["level"] for f in doctor if f["check"] == "disk /mnt/b/kv"] == ["note"]  # which is not touched

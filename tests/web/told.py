@@ -40,7 +40,7 @@ def live(**changes: Any) -> dict[str, Any]:
     return {
         "now_s": NOW_S, "uptime_s": 29_000.0, "version": kvstore.__version__, "instance": "gpu-node-17", "pid": 4242,
         "socket_path": "/run/kvstore/kvstore.sock", "data_dir": "/var/lib/kvstore",
-        "health": {"ok": True, "problems": []}, "disks": [disk(0), disk(1)], "adopting": False,
+        "health": {"ok": True}, "disks": [disk(0), disk(1)], "adopting": False,
         "problems": [],
         "tokens": [
             {"model": model, "tenant": tenant, "region": "", "lookups": int(300_000 * share), "tokens_asked": 0,

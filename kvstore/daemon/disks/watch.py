@@ -157,10 +157,6 @@ class Disks:
                 text = row["problem"].removeprefix(f"{row['level']} ")
                 yield Problem("disk", row["level"], text, row["todo"], level)
 
-    def left_alone(self) -> dict[str, str]:
-        """Of each level, the problem that it is not used, or about to be lost; "" where it is."""
-        return {row["level"]: row["problem"] if row["state"] in NOT_USED else "" for row in self.rows()}
-
     def _shares(self) -> dict[Disk, int]:
         """What each may have in the end, where its file system has too little room for all that is to lie there."""
         here: dict[int, list[Disk]] = {}

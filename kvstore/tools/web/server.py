@@ -55,7 +55,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -238,7 +238,7 @@ class Web:
         answer = self._for(request, await self._asked())
         if answer.report is None:
             return _told(request, 503, "unreachable", [answer.problem])
-        return told(request, answer.report["health"]["ok"], answer.report["problems"], _OF_HEALTH)
+        return told(request, answer.report["health"]["ok"], answer.report["problems"], answers.OF_HEALTH)
 
     async def _readyz(self, request: web.Request) -> web.Response:
         answer = self._for(request, await self._asked())
@@ -336,9 +336,6 @@ def _page_file(path: str) -> web.Response:
     if content_type.startswith("text/") or content_type.endswith("xml"):
         return web.Response(body=body, content_type=content_type, charset="utf-8")
     return web.Response(body=body, content_type=content_type)
-
-
-_OF_HEALTH: Final = frozenset({"books", "missing", "disk"})  # kinds of what makes a daemon unhealthy
 
 
 def told(
