@@ -112,5 +112,4 @@ def page(phases: Sequence[Shown], answer: Mapping[str, Any], also: Sequence[str]
         "rows": rows,
         "problems": [*problems(phases), *also],
     }
-    first_s = min((row["hour_s"] for row in answer["rows"]), default=answer["now_s"])
-    return report_page(report.document(answer, first_s), first)
+    return report_page(report.document(answer), first)

@@ -20,7 +20,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvstore.ledger.sums import EVERYBODY_ELSE, MOVES
-from kvstore.ledger.totals import hour_of
 from kvstore.protocol import outcomes
 from kvstore.units import parse_duration
 
@@ -63,16 +62,13 @@ def since(text: str, now_s: float) -> float:
 
 
 def document(
-    report: Mapping[str, Any],
-    since_s: float,
-    by: Sequence[str] = GROUPINGS,
-    minutes: Sequence[Row] | None = None,
+    report: Mapping[str, Any], by: Sequence[str] = GROUPINGS, minutes: Sequence[Row] | None = None
 ) -> Document:
     """What `kvstore report -o json` prints. report: the answer of `Client.report`. by: of GROUPINGS. minutes: those of
     `Client.live`; with them there is one more grouping."""
     rows: list[Row] = report["rows"]
     price, now_s = float(report["gpu_hour_price"]), float(report["now_s"])
-    first_s, end_s = report.get("since_s", hour_of(since_s)), report.get("until_s", now_s)
+    first_s, end_s = report["since_s"], report["until_s"]
     total = figures(rows, price)
     groups = {name: _grouped(name, rows, total, price) for name in GROUPINGS if name in by}
     if minutes is not None:
@@ -94,7 +90,7 @@ def document(
             for prefix in report["prefixes"]
             if prefix["last_s"] >= first_s
         ],
-        "holdings": list(report.get("holdings", ())),
+        "holdings": list(report["holdings"]),
     }
 
 
@@ -111,9 +107,10 @@ def of_tenant(report: Mapping[str, Any], tenant: str) -> Row:
         "now_s": report["now_s"],
         "gpu_hour_price": 0.0,
         "currency": "",
-        **{name: report[name] for name in ("since_s", "until_s") if name in report},
+        "since_s": report["since_s"],
+        "until_s": report["until_s"],
         "rows": [row for row in report["rows"] if row["tenant"] == tenant != EVERYBODY_ELSE],
-        "holdings": [one for one in report.get("holdings", ()) if one["tenant"] == tenant],
+        "holdings": [one for one in report["holdings"] if one["tenant"] == tenant],
         "prefixes": sorted(own, key=lambda prefix: -prefix["tokens_saved"]),
     }
 

@@ -16,7 +16,7 @@ from kvstore.index.block import Namespace
 from kvstore.ledger import report
 from kvstore.ledger.comparing import changes, per_hour
 from kvstore.ledger.sums import LOADED
-from kvstore.ledger.totals import HOUR_S, Totals
+from kvstore.ledger.totals import HOUR_S, Totals, hour_of
 from kvstore.protocol import outcomes
 from kvstore.tools.pages import COLUMNS_MAX, Document, report_page
 from tests.browser import Browser, Page, in_a_browser
@@ -53,6 +53,12 @@ def answer(
     return {
         "region": "eu", "now_s": NOW_S, "gpu_hour_price": price, "currency": "EUR", "rows": list(rows), "prefixes": prefixes or [],
     }  # fmt: skip
+
+
+def document_of(answered: dict[str, Any], since_s: float, **more: Any) -> dict[str, Any]:
+    """Of an answer that begins with this hour, where it does not say when."""
+    told = {"since_s": hour_of(since_s), "until_s": NOW_S, "holdings": [], **answered}
+    return report.document(told, **more)
 
 
 def prefix(last_s: float = NOW_S - 60, **changes: Any) -> dict[str, Any]:
@@ -104,7 +110,7 @@ def test_nothing_asked_has_no_ratio_and_no_price_has_no_money() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_every_token_is_counted_once_in_every_grouping(seed: int) -> None:
     """tokens = sum of outcomes = engine + hit + missed; each grouping adds up to the same."""
-    document = report.document(made_up(seed), NOW_S - 24 * HOUR_S)
+    document = document_of(made_up(seed), NOW_S - 24 * HOUR_S)
     total = document["totals"]
     assert sum(total["outcomes"].values()) == total["tokens"]
     assert total["engine_tokens"] + total["hit_tokens"] + total["missed_tokens"] == total["tokens"]
@@ -120,13 +126,13 @@ def test_every_token_is_counted_once_in_every_grouping(seed: int) -> None:
 def test_a_daemon_that_moved_tells_the_regions_apart() -> None:
     """Lookups are of the region that the daemon was in then."""
     rows = [row(dram=3), {**row(dram=4), "region": "ap"}]
-    by = report.document(answer(*rows), 0)["by"]
+    by = document_of(answer(*rows), 0)["by"]
     assert {group["region"]: group["tokens"] for group in by["region"]} == {rows[0]["region"]: 3, "ap": 4}
 
 
 def test_the_document_has_the_documented_fields() -> None:
     """Names are a contract; groups are in a fixed order."""
-    document = report.document(made_up(1), NOW_S - 24 * HOUR_S)
+    document = document_of(made_up(1), NOW_S - 24 * HOUR_S)
     assert set(document) == {
         "region",
         "since_s",
@@ -154,10 +160,10 @@ def test_the_document_has_the_documented_fields() -> None:
 def test_two_times_beside_each_other_say_what_changed() -> None:
     """Shares of what was asked for, in points, most changed first; amounts by the hour; who is new or gone has no change. Times of
     different length are compared all the same."""
-    now = report.document(
+    now = document_of(
         {**answer(row(dram=20, never_seen=70, corrupt=10), row(model="new", never_seen=50)), "since_s": 0.0, "until_s": 3600.0}, 0
     )  # fmt: skip
-    then = report.document(
+    then = document_of(
         {
             **answer(row(dram=160, never_seen=40), row(model="gone", dram=200)),
             "since_s": 0.0,
@@ -184,7 +190,7 @@ def test_a_short_report_is_drawn_by_the_minute() -> None:
     minutes = [
         {**row(dram=minute + 1), "minute_s": NOW_S // 60 * 60 - 60 * (9 - minute)} for minute in range(10)
     ]
-    document = report.document(
+    document = document_of(
         {**answer(row(dram=55)), "since_s": NOW_S - 600, "until_s": NOW_S}, 0, minutes=minutes
     )
     told = read_page(report_page(document))
@@ -197,15 +203,13 @@ def test_a_short_report_is_drawn_by_the_minute() -> None:
 
 def test_prefixes_that_were_not_used_in_the_time_are_left_out() -> None:
     """Only what was hit since then is told, with its age."""
-    document = report.document(
-        answer(prefixes=[prefix(), prefix(last_s=NOW_S - 90 * HOUR_S)]), NOW_S - HOUR_S
-    )
+    document = document_of(answer(prefixes=[prefix(), prefix(last_s=NOW_S - 90 * HOUR_S)]), NOW_S - HOUR_S)
     assert [(p["age_s"], p["idle_s"]) for p in document["prefixes"]] == [(7200.0, 60.0)]
 
 
 def test_outcomes_of_a_newer_daemon_are_misses() -> None:
     """An outcome that this version does not know is counted, and told by its name."""
-    document = report.document(answer(row(dram=1, moon_phase=3)), NOW_S - HOUR_S)
+    document = document_of(answer(row(dram=1, moon_phase=3)), NOW_S - HOUR_S)
     assert document["totals"]["missed_tokens"] == 3
     assert document["by"]["reason"][0]["reason"] == "moon_phase"
     assert "moon_phase" in report_page(document)
@@ -276,7 +280,7 @@ def widths(page: Page, selector: str) -> dict[str, float]:
 def test_the_page_is_one_sound_file(hours: int) -> None:
     """Nothing from elsewhere, no script but its own, and as long for three months as for a day; a tenant that is called
     <script> adds no element."""
-    document = report.document(made_up(2, hours), NOW_S - hours * HOUR_S)
+    document = document_of(made_up(2, hours), NOW_S - hours * HOUR_S)
     content = report_page(document)
     told = read_page(content)
     assert told["document"]["totals"] == document["totals"]
@@ -287,7 +291,7 @@ def test_the_page_is_one_sound_file(hours: int) -> None:
 @pytest.mark.parametrize("hours", [1, 30, 200, 2000])
 def test_columns_keep_every_token(hours: int) -> None:
     """Hours are put together without losing any, whatever the length of the time."""
-    document = report.document(made_up(3, hours), NOW_S - hours * HOUR_S)
+    document = document_of(made_up(3, hours), NOW_S - hours * HOUR_S)
     told = read_page(report_page(document))
     columns, step_s = told["columns"], told["column_s"]
     for field in ("tokens", "hit_tokens", "missed_tokens", "lookups"):
@@ -305,7 +309,7 @@ def test_the_page_shows_it_all_at_every_width(
     browser: Browser, tmp_path: Path, width: int, dark: bool
 ) -> None:
     """Figures, reasons and names are on the page; markup in a name is text, is not run, and widens nothing."""
-    document = report.document(made_up(2), NOW_S - 24 * HOUR_S)
+    document = document_of(made_up(2), NOW_S - 24 * HOUR_S)
     for prefix_ in document["prefixes"]:
         prefix_["model"] += "m" * 55
     page = shown(browser, tmp_path, document, width=width, dark=dark)
@@ -326,7 +330,7 @@ def test_hits_in_buckets_are_hits(browser: Browser, tmp_path: Path) -> None:
     rows = [
         row(hour, dram=30, nvme=20, shared=10, read_through=5, never_seen=35, engine=100) for hour in range(3)
     ]
-    page = shown(browser, tmp_path, report.document(answer(*rows), NOW_S - 3 * HOUR_S))
+    page = shown(browser, tmp_path, document_of(answer(*rows), NOW_S - 3 * HOUR_S))
     assert text(page, ".figure") == "65.0 %"
     assert (
         text(page, ".means")
@@ -351,7 +355,7 @@ def test_hits_in_buckets_are_hits(browser: Browser, tmp_path: Path) -> None:
 def test_an_unknown_outcome_is_drawn_as_a_miss(browser: Browser, tmp_path: Path) -> None:
     """A reason of a newer daemon is in the plot, the bar and the table, by its name."""
     rows = [row(hour, dram=1, moon_phase=3) for hour in range(2)]
-    page = shown(browser, tmp_path, report.document(answer(*rows), NOW_S - 2 * HOUR_S))
+    page = shown(browser, tmp_path, document_of(answer(*rows), NOW_S - 2 * HOUR_S))
     assert texts(page, "#chart-missed .name") == ["never_seen", "moon_phase"]
     assert "moon_phase" in texts(page, "#table-reasons td")
     assert widths(page, "#whole .bar")["missed: others: 6 tokens"] == pytest.approx(0.75, abs=0.01)
@@ -360,7 +364,7 @@ def test_an_unknown_outcome_is_drawn_as_a_miss(browser: Browser, tmp_path: Path)
 @in_a_browser
 def test_the_page_of_nothing_says_so(browser: Browser, tmp_path: Path) -> None:
     """No rows: a plain sentence, the words, and no figure."""
-    page = shown(browser, tmp_path, report.document(answer(), NOW_S - HOUR_S))
+    page = shown(browser, tmp_path, document_of(answer(), NOW_S - HOUR_S))
     assert "nothing to report" in text(page, "#verdict") and "Words on this page" in text(page, "main")
     assert (
         page.value(
@@ -373,7 +377,7 @@ def test_the_page_of_nothing_says_so(browser: Browser, tmp_path: Path) -> None:
 @in_a_browser
 def test_one_hour_is_a_table(browser: Browser, tmp_path: Path) -> None:
     """One bar is no plot: its figures stand in an open table of one row."""
-    page = shown(browser, tmp_path, report.document(answer(row(dram=300, never_seen=100)), NOW_S - HOUR_S))
+    page = shown(browser, tmp_path, document_of(answer(row(dram=300, never_seen=100)), NOW_S - HOUR_S))
     assert page.value("[...document.querySelectorAll('svg')].some((one) => one.checkVisibility())") is False
     assert text(page, "#table-times tbody tr").split("\t")[1:] == [
         "1",
@@ -390,7 +394,7 @@ def test_one_hour_is_a_table(browser: Browser, tmp_path: Path) -> None:
 @in_a_browser
 def test_bars_of_reasons_are_shares_of_all_misses(browser: Browser, tmp_path: Path) -> None:
     """The bar beside "75.0 %" is three quarters of its place, though it is the longest."""
-    page = shown(browser, tmp_path, report.document(answer(row(never_seen=300, corrupt=100)), NOW_S - HOUR_S))
+    page = shown(browser, tmp_path, document_of(answer(row(never_seen=300, corrupt=100)), NOW_S - HOUR_S))
     assert widths(page, "#table-reasons .bar") == {"75.0 %": pytest.approx(0.75, abs=0.01)}
     assert widths(page, "#table-reasons tr:last-child .bar") == {"25.0 %": pytest.approx(0.25, abs=0.01)}
     assert "has the reason of that one" in text(page, "#table-reasons .note")
@@ -404,7 +408,7 @@ def test_what_was_not_measured_has_no_tile(
 ) -> None:
     """Prefill time is told where engines said how fast they compute, and left out where not; money with a price only."""
     answered = answer(row(dram=5, prefill_s=prefill_s), price=2.5 if is_there else 0.0)
-    page = shown(browser, tmp_path, report.document(answered, NOW_S - HOUR_S))
+    page = shown(browser, tmp_path, document_of(answered, NOW_S - HOUR_S))
     assert ("Prefill time saved" in texts(page, ".what")) is is_there
     assert ("0.042 EUR" in texts(page, ".figure")) is is_there
     assert ("prefill saved" in texts(page, "#table-model th")) is is_there
@@ -414,7 +418,7 @@ def test_what_was_not_measured_has_no_tile(
 def test_a_table_of_prefixes_begins_with_ten(browser: Browser, tmp_path: Path) -> None:
     """The others are there when they are asked for."""
     prefixes = [prefix(error_tokens=9 * n) for n in range(30)]
-    page = shown(browser, tmp_path, report.document(answer(row(dram=5), prefixes=prefixes), NOW_S - HOUR_S))
+    page = shown(browser, tmp_path, document_of(answer(row(dram=5), prefixes=prefixes), NOW_S - HOUR_S))
     rows = "document.querySelectorAll('#table-prefixes tbody tr').length"
     assert page.value(rows) == 10 and text(page, "#table-prefixes .more") == "show all 30"
     assert "192 ±81" in texts(page, "#table-prefixes td") and "DRAM" in texts(page, "#table-prefixes td")
@@ -425,7 +429,7 @@ def test_a_table_of_prefixes_begins_with_ten(browser: Browser, tmp_path: Path) -
 @in_a_browser
 def test_a_narrow_screen_loses_nothing(browser: Browser, tmp_path: Path) -> None:
     """Rows become cards, in which each cell names its column, and plots end inside the window."""
-    page = shown(browser, tmp_path, report.document(made_up(4, 30), NOW_S - 30 * HOUR_S), width=420)
+    page = shown(browser, tmp_path, document_of(made_up(4, 30), NOW_S - 30 * HOUR_S), width=420)
     assert page.value("document.querySelector('#table-model thead').checkVisibility()") is False
     named = page.value(
         "[...document.querySelectorAll('#table-model tbody tr:first-child td')].map((one) => "
@@ -446,7 +450,7 @@ def test_a_table_can_be_put_before_all_others(browser: Browser, tmp_path: Path) 
         "rows": [["<i>", 1234.5]], "problems": ["<u>"],
     }  # fmt: skip
     for rows in ([row(dram=5)], []):
-        page = shown(browser, tmp_path, report.document(answer(*rows), NOW_S - HOUR_S), first)
+        page = shown(browser, tmp_path, document_of(answer(*rows), NOW_S - HOUR_S), first)
         said = text(page, "main")
         assert 0 < said.index("What came before") < said.index("1,234.5") < said.index("■ <u>")
         assert said.index("■ <u>") < said.index("Hit rate" if rows else "nothing to report")
@@ -457,7 +461,7 @@ def test_a_table_can_be_put_before_all_others(browser: Browser, tmp_path: Path) 
 def test_a_plot_can_be_read_with_the_keyboard(browser: Browser, tmp_path: Path) -> None:
     """Without a choice a legend has the whole; arrow keys go through the columns, in all plots at once."""
     rows = [row(hour, dram=100 + hour, never_seen=10) for hour in range(5)]
-    page = shown(browser, tmp_path, report.document(answer(*rows), NOW_S - 5 * HOUR_S))
+    page = shown(browser, tmp_path, document_of(answer(*rows), NOW_S - 5 * HOUR_S))
     assert (text(page, "#chart-tokens .at"), texts(page, "#chart-tokens .legend b")[1]) == ("in all", "510")
     page.value("document.querySelector('#chart-tokens svg').focus()")
     page.press("Home")
@@ -472,7 +476,7 @@ def test_a_plot_can_be_read_with_the_keyboard(browser: Browser, tmp_path: Path) 
 @in_a_browser
 def test_a_print_is_black_on_white(browser: Browser, tmp_path: Path) -> None:
     """On paper there is no dark, no button, and no plot wider than the page; bars keep their colours."""
-    document = report.document(made_up(2), NOW_S - 24 * HOUR_S)
+    document = document_of(made_up(2), NOW_S - 24 * HOUR_S)
     document["prefixes"] *= 10
     page = shown(browser, tmp_path, document, dark=True)
     page.resize(720, 1000)

@@ -395,14 +395,17 @@ def test_what_is_put_together_is_no_tenants() -> None:
         "rows": [{**row, "tenant": tenant} for tenant in tenants],
         "prefixes": [{**prefix, "tenant": tenant} for tenant in tenants],
         "now_s": 2.0,
+        "since_s": 0.0,
+        "until_s": 2.0,
+        "holdings": [],
         "region": "na",
         "gpu_hour_price": 3.0,
         "currency": "USD",
     }
-    own = report.document(report.of_tenant(answer, "acme"), 0.0)
+    own = report.document(report.of_tenant(answer, "acme"))
     assert (own["totals"]["lookups"], own["totals"]["money_saved"]) == (1, None)
     assert [(one["tokens_saved"], one["error_tokens"]) for one in own["prefixes"]] == [(70, 0)]
-    assert report.document(report.of_tenant(answer, EVERYBODY_ELSE), 0.0)["totals"]["lookups"] == 0
+    assert report.document(report.of_tenant(answer, EVERYBODY_ELSE))["totals"]["lookups"] == 0
 
 
 def test_none_is_left_when_the_process_ends(world: World) -> None:

@@ -36,7 +36,7 @@ class Reports:
             answer = report.of_tenant(answer, tenant)
         elif request.by_minute:
             minutes = (await self._live(call.until, since_s))["minutes"]
-        return pb.GetReportResponse(document_json=json_of(report.document(answer, since_s, minutes=minutes)))
+        return pb.GetReportResponse(document_json=json_of(report.document(answer, minutes=minutes)))
 
     async def watch_figures(self, call: Call, request: pb.WatchFiguresRequest) -> None:
         interval_s, tenant = 1.0, call.principal.tenant

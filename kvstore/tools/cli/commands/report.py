@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
     def question(client: Client) -> Document:
         minutes = client.live(since_s)["minutes"] if by_minute else None
-        return report.document(client.report(since_s, until_s), since_s, minutes=minutes)
+        return report.document(client.report(since_s, until_s), minutes=minutes)
 
     return _present(args, ask(args, "report", question), chosen, is_all_by_minute)
 
@@ -107,10 +107,10 @@ def _compare(args: argparse.Namespace, since_s: float, until_s: float, chosen: l
     def question(client: Client) -> tuple[Document, Document]:
         then_s = max(0.0, since_s - shift_s)
         until_then_s = max(0.0, min(until_s, time.time()) - shift_s)
-        then = report.document(client.report(then_s, until_then_s), 0)
+        then = report.document(client.report(then_s, until_then_s))
         is_whole_hours = then["since_s"] == hour_of(then_s)
         begin_s = hour_of(since_s) if is_whole_hours else since_s  # like with like
-        return report.document(client.report(begin_s, until_s), begin_s), then
+        return report.document(client.report(begin_s, until_s)), then
 
     now, then = ask(args, "report", question)
     wanted = chosen or GROUPINGS
