@@ -22,7 +22,7 @@ from kvstore.daemon.config.config import Config
 CHILD_LOOK_S = 0.5  # between two looks whether it lives
 # Pause before it is started again; doubles while it ends at once.
 CHILD_RESTART_S_MIN, CHILD_RESTART_S_MAX = (0.5, 60.0)
-CHILD_READ_BYTES = 64 << 10
+CHILD_READ_BYTES = 64 << 10  # as much as a pipe holds
 CHILD_LINE_BYTES_MAX = 16 << 10  # of a line that it says
 CHILD_STEADY_S = 30.0  # one that ran for so long did not end at once
 CHILD_END_S = (
@@ -119,13 +119,10 @@ class Lines:
         self._rest = b""
 
     def new(self) -> list[bytes]:
-        """Whole lines that have come since."""
-        found: list[bytes] = []
-        while data := self._read():
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            self._rest = self._rest[-CHILD_LINE_BYTES_MAX:]
-            found += lines
-        return found
+        """Whole lines that have come since, as far as a pipe holds them."""
+        *lines, self._rest = (self._rest + self._read()).split(b"\n")
+        self._rest = self._rest[-CHILD_LINE_BYTES_MAX:]
+        return lines
 
     def _read(self) -> bytes:
         try:
