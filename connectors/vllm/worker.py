@@ -291,5 +291,5 @@ def _place(vllm_config: Any, kv_cache_config: Any) -> tuple[int, int, int, bool]
     tensor_ranks = parallel.tensor_parallel_size
     number = int(parallel.rank % (tensor_ranks * parallel.pipeline_parallel_size))
     pp_rank, tp_rank = divmod(number, tensor_ranks)
-    replicas = max(1, int(getattr(kv_cache_config, "kv_tp_replicas", 1)))
+    replicas = max(1, int(kv_cache_config.kv_tp_replicas))
     return number, pp_rank, pp_rank * tensor_ranks + tp_rank // replicas, tp_rank % replicas == 0
