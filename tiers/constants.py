@@ -25,8 +25,6 @@ ROW_BYTES: Final = 256  # of one slot, in the slot tables of the arena and of NV
 # Owners are the clients that may write into the arena.
 OWNER_DAEMON: Final = 0  # the daemon itself
 OWNER_ANY: Final = -1  # slots that any client may write into: their lease names no one
-# An owner that writes locks one byte (OFD lock) at this plus its number, far beyond any file's end.
-LOCK_BASE: Final = 1 << 62
 
 MEMORY_HEADROOM_BYTES: Final = 128 * MIB  # left free on the machine; no slab takes it
 NVME_HEADROOM_BYTES: Final = 64 * MIB  # left free on the file system; no slab takes it

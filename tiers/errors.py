@@ -30,15 +30,8 @@ class SettingError(OpenError):
 # A path with one of these is a wrong setting: trying again is no use.
 NEVER_HEALS: Final = frozenset(
     {
-        *(
-            errno.ENOENT,
-            errno.ENOTDIR,
-            errno.EEXIST,
-            errno.EISDIR,
-            errno.ELOOP,
-            errno.ENAMETOOLONG,
-            errno.EINVAL,
-        ),
+        *(errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR),
+        *(errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
         *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EOPNOTSUPP, errno.ENOSYS),
     }
 )

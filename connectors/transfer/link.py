@@ -18,18 +18,12 @@ from contextlib import suppress
 from typing import Any
 
 from connectors.constants import THREAD_JOIN_S
-from kvstore.client import Namespace, Refused
+from kvstore.client import Client, Namespace, Refused
 
 SETTLEMENTS_MAX = 64  # that wait for a daemon that answers; beyond it the oldest are forgotten
 
 Count = Callable[[str, float], None]  # a name of `MEANINGS`, and how much more
 Note = Callable[[str, BaseException], None]  # where an error happened, and which
-
-
-def _open(socket_path: str, timeout_s: float, label: str, *, attach: bool, writable: bool) -> Any:
-    from kvstore.client import Client
-
-    return Client(socket_path, timeout_s=timeout_s, label=label, attach=attach, writable=writable)
 
 
 def join_all(threads: Sequence[threading.Thread]) -> None:
@@ -39,7 +33,7 @@ def join_all(threads: Sequence[threading.Thread]) -> None:
         thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
-open_client: Callable[..., Any] = _open  # a kvstore.client.Client; connects at its first call
+open_client: Callable[..., Any] = Client  # connects at its first call
 
 
 class Line:

@@ -48,8 +48,8 @@ class SettingError(ValueError):
 class Settings:
     """Every key with its default.
 
-    kvstore_socket: the daemon's socket; by default where the daemon of this user listens. load, save: "async" (between and
-    behind the steps of the engine) or "sync" (inside a step). lookup_timeout_s: what a lookup may cost inside a step.
+    kvstore_socket: the daemon's socket; by default where the daemon of this user listens. load: "async" (between
+    the steps of the engine) or "sync" (inside a step). lookup_timeout_s: what a lookup may cost inside a step.
     load_timeout_s: from asking to the last byte; what is missing then is computed. save_timeout_s: one call of a background
     save. still_writing_wait_s: how long a request waits for the next blocks that another engine is storing; 0: not at all.
     save_queue_bytes: saves waiting for their copy; beyond it blocks are skipped. load_threads: loads at the same time.
@@ -59,7 +59,6 @@ class Settings:
 
     kvstore_socket: str = field(default_factory=default_socket)
     load: str = "async"
-    save: str = "async"
     lookup_timeout_s: float = LOOKUP_TIMEOUT_S
     load_timeout_s: float = LOAD_TIMEOUT_S
     save_timeout_s: float = SAVE_TIMEOUT_S
@@ -69,11 +68,6 @@ class Settings:
     tenant: str = ""
     model_digest: str = ""
     cache_dir: str = ""
-
-    @property
-    def save_call_s(self) -> float:
-        """What one call of a save may last: no step waits longer for one."""
-        return min(self.save_timeout_s, limits.SYNC_WAIT_S_MAX if self.save == "sync" else float("inf"))
 
 
 def read_settings(extra: Mapping[str, Any]) -> Settings:
@@ -106,7 +100,7 @@ def _checked(key: str, value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
             raise SettingError(key, value, f"a number from {least:g} to {most:g}")
         return kind(value)
-    if key in ("load", "save") and value not in ("async", "sync"):
+    if key == "load" and value not in ("async", "sync"):
         raise SettingError(key, value, "'async' or 'sync'")
     if not isinstance(value, str):
         raise SettingError(key, value, "a string")

@@ -107,7 +107,7 @@ def forbidden(vllm_config: Any) -> str:
         return ""
     if not scheduler.enable_chunked_prefill:
         return "vLLM computes its prompts in one piece here (chunked prefill and prefix caching are off)"
-    if not getattr(model, "is_prefix_caching_supported", True):
+    if not model.is_prefix_caching_supported:
         return "vLLM does not support prefix caching for it"
     from vllm import envs
 
@@ -123,7 +123,7 @@ def plan_for(kv_cache_config: Any, vllm_config: Any) -> Plan:
     if reason := forbidden(vllm_config):
         raise Unsupported(reason)
     parallel = vllm_config.parallel_config
-    if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
+    if parallel.prefill_context_parallel_size > 1:
         raise Unsupported("prefill context parallelism")
     align, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     dcp_size = parallel.decode_context_parallel_size
@@ -153,18 +153,18 @@ def _group(index: int, group: Any, dcp_size: int) -> Group | None:
     from vllm.v1.kv_cache_interface import iter_layer_specs
 
     name = type(group.kv_cache_spec).__name__
-    if getattr(group, "host_resident", False) or not getattr(group, "enable_kv_transfer", True):
+    if group.host_resident or not group.enable_kv_transfer:
         raise Unsupported(f"KV group {index} ({name}) is not kept on the device for good")
     if not group.kv_cache_spec.prefix_cacheable:
         return None
     specs, kinds = list(iter_layer_specs(group.kv_cache_spec)), _kinds(group)
     sharded = dcp_size if group.kv_cache_spec.dcp_sharded else 1
     tokens = group.kv_cache_spec.block_size * sharded
-    draft = bool(getattr(group, "is_eagle_group", False))
+    draft = bool(group.is_eagle_group)
     if kinds <= _FULL:
         return Group(index, tokens, None, draft)
     if kinds <= _WINDOWED:
-        window = max(spec.sliding_window - 1 + getattr(spec, "extra_retained_tokens", 0) for spec in specs)
+        window = max(spec.sliding_window - 1 + spec.extra_retained_tokens for spec in specs)
         return Group(index, tokens, window, draft)
     if kinds <= _STATES:
         return _state_group(index, tokens, specs)

@@ -158,5 +158,5 @@ class Lookups:
 def traceparent(request: Any) -> str:
     """The trace that a request is part of: what came with it over HTTP, from any client. vLLM passes it on where it exports
     traces itself."""
-    found = (getattr(request, "trace_headers", None) or {}).get("traceparent", "")
+    found = (request.trace_headers or {}).get("traceparent", "")
     return found if isinstance(found, str) else ""

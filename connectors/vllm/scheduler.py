@@ -11,7 +11,7 @@ A request's blocks, by what the connector knows of them:
 All ranks of an engine fill and read columns of one record: what to load and to save is decided here, once, and slots are
 leased here. Ranks copy, hash and report.
 
-What keeps the source of an asynchronous save alive:
+What keeps the source of a save alive:
 
 * a running request keeps its blocks;
 * a finished request with saves under way keeps them until every rank has reported (`draining`);
@@ -104,8 +104,7 @@ class SchedulerHalf:
         self._world = int(vllm_config.parallel_config.world_size)
         self._fetching = Fetching(self._line, self._world, tally.add, guard.note)
         self._queue = Queue(self._spaces, self._fetching, self._columns_now)
-        line = self._open_line(settings.save_call_s, "saves")
-        lines = line if settings.save == "sync" else self._line, line
+        lines = self._line, self._open_line(settings.save_timeout_s, "saves")
         self._storing = Storing(lines, settings.save_queue_bytes, tally.add, guard.note, self._through)
         self._threads: list[threading.Thread] = []
         self._start_threads()
@@ -379,7 +378,7 @@ class SchedulerHalf:
         for store in self._take_unsent():
             is_urgent = not store.decoding and at_once < RESERVES_AT_ONCE_MAX
             at_once += is_urgent
-            self._storing.send(store, is_urgent or self._settings.save == "sync")
+            self._storing.send(store, is_urgent)
 
     def _take_unsent(self) -> list[Store]:
         unsent, self._unsent = self._unsent, []

@@ -150,8 +150,8 @@ class Spaces:
             return self._settings.model_digest
         model = self._config.model_config
         models = [(model, self._config.load_config)]
-        drafting: Any = getattr(self._config, "speculative_config", None)
-        draft = getattr(drafting, "draft_model_config", None)
+        drafting: Any = self._config.speculative_config
+        draft = drafting and drafting.draft_model_config
         if draft is not None:
             load, is_own = (
                 drafting.draft_load_config,

@@ -7,7 +7,7 @@
 What to copy, and from and to which slots, is in the orders. The only calls that a rank makes say which columns it has
 filled, and whether the arena is still the current one.
 
-The engine's thread touches only queues and sets, except in three places, all bounded: synchronous loads and saves; loads in
+The engine's thread touches only queues and sets, except in three places, all bounded: synchronous loads; loads in
 a step that computes nothing, whose engine only waits for them; and the wait for a copy that is just reading a block which
 the next step overwrites.
 """
@@ -69,7 +69,7 @@ class WorkerHalf:
         self._loads = Loads(self._movers, guard.note)
         self._saves = Saves(self._movers, guard.note)
         label = f"vllm worker {pp_rank}.{self._shard}"
-        timeout_s = settings.save_call_s if self._stores else limits.CALL_TIMEOUT_S
+        timeout_s = settings.save_timeout_s if self._stores else limits.CALL_TIMEOUT_S
         self._line = Line(settings.kvstore_socket, timeout_s, label, True, self._stores)
         self._threads: list[threading.Thread] = []
         self._keeper: ArenaKeeper | None = None
@@ -153,7 +153,7 @@ class WorkerHalf:
     def _start(self) -> None:
         """The threads that copy, and the one that maps and pins the arena for them."""
         jobs: list[tuple[str, Callable[[Line], None]]] = []
-        if self._stores and self._settings.save == "async":
+        if self._stores:
             jobs.append(("save", self._saves.serve))
         # With load = "sync" too: where the engine allows none, its scheduler orders asynchronous ones.
         jobs += [(f"load-{n}", self._loads.serve) for n in range(self._settings.load_threads)]
@@ -214,8 +214,7 @@ class WorkerHalf:
             task = self._saves.begin(save, column)
             if task is not None:
                 task.cancelled = not self._adapters.agrees(save.adapter)
-                is_sync = self._settings.save == "sync"
-                self._saves.run(self._line, [task]) if is_sync else self._saves.submit(task)
+                self._saves.submit(task)
 
     def _column_of(self, orders: Orders, group: int) -> Column | None:
         """This rank's part of a group's records; None if it has none."""
@@ -292,5 +291,5 @@ def _place(vllm_config: Any, kv_cache_config: Any) -> tuple[int, int, int, bool]
     tensor_ranks = parallel.tensor_parallel_size
     number = int(parallel.rank % (tensor_ranks * parallel.pipeline_parallel_size))
     pp_rank, tp_rank = divmod(number, tensor_ranks)
-    replicas = max(1, int(getattr(kv_cache_config, "kv_tp_replicas", 1)))
+    replicas = max(1, int(kv_cache_config.kv_tp_replicas))
     return number, pp_rank, pp_rank * tensor_ranks + tp_rank // replicas, tp_rank % replicas == 0

@@ -24,13 +24,13 @@ import errno
 import fcntl
 import mmap
 import os
-import struct
 import threading
 import weakref
 
 from kvstore.client.refusing import refusing, wrong
 from kvstore.errors import Unavailable
 from tiers.copying import Pinned
+from tiers.locks import change_lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 _GENERATION_BYTES = 8
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 
 
 def reopen(fd: int) -> int:
@@ -225,8 +224,8 @@ class OwnerLock:
     def _set(self, kind: int) -> None:
         shared = fcntl.F_RDLCK if kind == fcntl.F_WRLCK else fcntl.F_UNLCK
         with contextlib.suppress(OSError):  # another process has it: then it is locked, as it is to be
-            fcntl.fcntl(self._shared_fd, fcntl.F_OFD_SETLK, _flock(shared, self._shared_byte))
-        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _flock(kind, self._byte))
+            change_lock(self._shared_fd, shared, self._shared_byte)
+        change_lock(self._fd, kind, self._byte)
 
     def _close_if_unused(self) -> None:
         if not self._connected and self._writers == 0:
@@ -237,7 +236,3 @@ class OwnerLock:
             if fd >= 0:
                 os.close(fd)
         self._fd = self._shared_fd = -1
-
-
-def _flock(kind: int, byte: int) -> bytes:
-    return _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import struct
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from kvstore.client.calls import Calls
 from kvstore.client.refusing import refused, refusing, require
 from kvstore.errors import Refused, Unavailable
+from tiers.locks import change_lock
 
 TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ _PROT_NONE, _PROT_READ, _PROT_WRITE = 0, 1, 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x1, 0x2, 0x10, 0x20, 0x4000
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23  # Linux 5.14
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -307,7 +306,7 @@ def _attached(calls: _ModelCalls, label: str, answer: Any) -> ResidentModel:
     memory = Memory(slab_bytes, answer.count)
     fd = os.open(f"/proc/self/fd/{arena.fd}", os.O_RDONLY | os.O_CLOEXEC)  # with locks of its own
     memory.hold(fd)
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, answer.user_lock, 1, 0))
+    change_lock(fd, fcntl.F_RDLCK, answer.user_lock)
     while True:
         if answer.state != "whole" or not answer.indexes:
             raise Unavailable(f"model {label}: it left while it was attached to")

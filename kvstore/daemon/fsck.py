@@ -124,7 +124,7 @@ def _verify_models(arena: Arena, slots: Sequence[int], mend: bool, finding: Find
     corrupt = [slot for slot in slots if not arena.verify(slot)]
     finding.corrupt_slabs = len(corrupt)
     if mend:
-        arena.free_slabs(corrupt)
+        arena.free_run(corrupt)
     finding.dropped(len(corrupt), "corrupt slabs of models", mend, "--repair drops them")
 
 

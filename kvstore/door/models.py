@@ -13,8 +13,8 @@ from kvstore.errors import BadRequest, NotFound
 from kvstore.protocol import frames
 from kvstore.residency.models import Resident
 from tiers.base import CHECKSUM_BYTES
-from tiers.constants import LOCK_BASE
 from tiers.dram.owners import USERS_BASE
+from tiers.locks import LOCK_BASE
 
 
 def reserve_model(engine: Engine, session: Session | None, r: frames.ReserveModel) -> frames.Answer:

@@ -52,9 +52,9 @@ from kvstore.errors import (
 from kvstore.protocol import answers, frames
 from kvstore.security import principals
 from kvstore.security.principals import Principal
-from tiers.constants import LOCK_BASE
 from tiers.dram.arena import Arena
 from tiers.errors import TierError
+from tiers.locks import LOCK_BASE
 
 DOOR_HELLO_TIMEOUT_S = 5.0  # a peer that connects and says nothing
 DOOR_STALLED_S_MAX = 10.0  # for half a frame, or for answers that are not read

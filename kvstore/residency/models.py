@@ -165,7 +165,7 @@ class Models:
             raise BadRequest(f"model {label}: slabs that this connection does not fill")
         if slabs is not None and indexes:
             slots = [model.slots[index] for index in indexes]
-            slabs.commit_slabs(slots, b"".join(checksums), int(self._expiry.now_s()))
+            slabs.commit_run(slots, b"".join(checksums), int(self._expiry.now_s()))
         model.ready.update(indexes)
         model.used_s = self._clock()
         if model.state == "whole":
@@ -313,7 +313,7 @@ class Models:
                 yield
             some = slots[start : start + GIVE_AT_ONCE]
             if self._slabs is not None:
-                (self._slabs.abandon_run if is_lost else self._slabs.free_slabs)(some)
+                (self._slabs.abandon_run if is_lost else self._slabs.free_run)(some)
             self._leaving.difference_update(some)
 
     def _is_used(self, model: Resident) -> bool:
@@ -347,7 +347,7 @@ class Models:
             model = self._by_label.setdefault(slab.label, fresh)
             is_its = (model.content, model.count) == (slab.content, slab.count)
             if not is_its or slab.index in model.slots:
-                self._slabs.free_slabs([slot])
+                self._slabs.free_run([slot])
                 continue
             model.slots[slab.index] = slot
             model.unverified.add(slab.index)

@@ -55,7 +55,7 @@ def fill(path: Path, seed: str) -> None:
 def turn_model(arena: Arena, lent: list[int], ready: list[int], number: int, chance: random.Random) -> None:
     """What a model has goes, or a slab of one comes, and drives records out of one."""
     if lent:
-        arena.free_slabs([lent.pop()])
+        arena.free_run([lent.pop()])
         return
     for slab in arena.slabs_by_use()[:1]:
         slots = arena.slots_in(slab)
@@ -67,9 +67,9 @@ def turn_model(arena: Arena, lent: list[int], ready: list[int], number: int, cha
         data = content(number, SLAB_BYTES)
         arena.view(slot)[:] = data
         if chance.random() < 0.2:
-            arena.free_slabs([slot])
+            arena.free_run([slot])
         else:
-            arena.commit_slabs([slot], digest(data))
+            arena.commit_run([slot], digest(data))
             lent.append(slot)
 
 

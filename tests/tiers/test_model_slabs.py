@@ -38,7 +38,7 @@ def lend(arena: Arena, number: int, owner: int = 0) -> int:
     (slot,) = arena.lend([slab(number)], owner)
     data = content(number, SLAB_BYTES)
     arena.view(slot)[:] = data
-    arena.commit_slabs([slot], digest(data))
+    arena.commit_run([slot], digest(data))
     return slot
 
 
@@ -88,7 +88,7 @@ def test_models_are_no_records(arena: Arena) -> None:
     assert len(last) == 1 and not arena.has_room(100_000)
     assert arena.reclaim(100_000) == record
     arena.abandon_run(last)
-    arena.free_slabs(slots)
+    arena.free_run(slots)
     assert arena.stats().model_bytes == 0 and arena.has_room(SLAB_BYTES)
 
 
@@ -115,7 +115,7 @@ def test_who_uses_a_model_is_seen_by_his_lock(arena: Arena) -> None:
     finally:
         os.close(fd)
     assert not arena.is_locked(slots[1])
-    arena.free_slabs(slots)
+    arena.free_run(slots)
 
 
 class ArenaMachine(RuleBasedStateMachine):
@@ -151,7 +151,7 @@ class ArenaMachine(RuleBasedStateMachine):
             if stays:
                 data = content(index, SLAB_BYTES)
                 self.arena.view(slot)[:] = data
-                self.arena.commit_slabs([slot], digest(data))
+                self.arena.commit_run([slot], digest(data))
                 self.lent[slot] = index
             else:
                 self.writing[slot] = True
@@ -160,8 +160,7 @@ class ArenaMachine(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         if slots := sorted({*self.ready, *self.lent, *self.writing}):
             slot = data.draw(st.sampled_from(slots))
-            is_models = slot in self.lent or self.writing.get(slot, False)
-            (self.arena.free_slabs if is_models else self.arena.free_run)([slot])
+            self.arena.free_run([slot])
             for held in (self.ready, self.lent, self.writing):
                 held.pop(slot, None)
 

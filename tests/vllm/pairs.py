@@ -591,7 +591,7 @@ SAME: dict[str, Maker] = {
     "name of the hub or copy": hub_or_copy,
     "weights packed otherwise": packed_otherwise,
     "tokenizer": other_tokenizer,
-    "our own settings": lambda kit: (Engine(extra={"save": "sync"}), Engine(extra={"load": "sync"})),
+    "our own settings": lambda kit: (Engine(extra={"load_threads": 1}), Engine(extra={"load": "sync"})),
     "pictures, their cache off": seeing(mm_processor_cache_gb=0),
     "the same adapter": adapted(lambda path: None),
 }

@@ -50,7 +50,7 @@ def feature(
 
 
 def request(*features: MultiModalFeatureSpec, **more: Any) -> Any:
-    given = {"prompt_embeds": None, "prompt_is_token_ids": None, **more}
+    given = {"prompt_embeds": None, "prompt_is_token_ids": None, "resumable": False, **more}
     return SimpleNamespace(block_hashes=list(HASHES), mm_features=list(features), **given)
 
 

@@ -37,12 +37,11 @@ def saved(host: EngineHost, blocks: int, timeout_s: float = 10) -> dict[str, flo
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
-@pytest.mark.parametrize("save", ["async", "sync"])
 def test_a_fresh_engine_loads_what_another_saved(
-    host: EngineHost, daemon: Daemon, expected: list[list[int]], load: str, save: str
+    host: EngineHost, daemon: Daemon, expected: list[list[int]], load: str
 ) -> None:
     """A second engine answers with the same greedy tokens and computes only what is not a whole block."""
-    extra: dict[str, Any] = {"load": load, "save": save}
+    extra: dict[str, Any] = {"load": load}
     host.start(daemon.socket, extra=extra)
     first = host.generate([PROMPT])
     metrics = saved(host, FULL_TOKENS // BLOCK_TOKENS)

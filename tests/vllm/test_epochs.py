@@ -36,7 +36,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "ranks that hold the same": {"ranks": 2, "replicas": 2},
     "a step ahead": {"ahead": True},
     "synchronous loads": {"extra": {"load": "sync"}},
-    "synchronous saves": {"extra": {"save": "sync"}},
     "no prefix caching": {"prefix_caching": False},
     "beside another connector": {"sibling": {"load": "async", "only": ["nobody"]}, "introduced": False},
 }

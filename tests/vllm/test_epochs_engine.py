@@ -71,7 +71,7 @@ def test_a_real_engine_that_is_trained(
     host.start(None)
     first = host.generate([LONG]).tokens[0]
     assert first != other
-    host.start(daemon.socket, extra={"save": "sync"})
+    host.start(daemon.socket)
     engine = Trained(host)
     assert engine.ask() == (first, 0)
     for rest in (engine.pause, lambda: engine.sleep(1), lambda: engine.sleep(2)):
@@ -83,7 +83,7 @@ def test_a_real_engine_that_is_trained(
     assert engine.ask() == (other, LONG_TOKENS)
     engine.update(model)
     assert engine.ask() == (first, LONG_TOKENS)
-    host.start(daemon.socket, extra={"save": "sync"})
+    host.start(daemon.socket)
     engine.update(other_model)
     assert engine.ask() == (other, LONG_TOKENS)
     metrics = host.metrics()
@@ -96,7 +96,7 @@ def test_a_real_engine_whose_weights_are_packed(
     host: EngineHost, daemon: Daemon, model: Path, other_model: Path
 ) -> None:
     """vLLM's CPU build keeps weights where nobody sees them: each reset is an epoch of its own, and nothing is wrong."""
-    host.start(daemon.socket, extra={"save": "sync"})
+    host.start(daemon.socket)
     engine = Trained(host)
     first, cached = engine.ask()
     assert not cached

@@ -195,13 +195,12 @@ def test_blocks_are_not_cleared_while_they_are_saved(
     assert world.check_records(store) > 12
 
 
-@pytest.mark.parametrize("save", ["async", "sync"])
 def test_stages_that_are_not_asked_to_save(
-    worlds: Callable[..., World], store: FakeStore, monkeypatch: pytest.MonkeyPatch, save: str
+    worlds: Callable[..., World], store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it speculates, V1's model runner leaves `wait_for_save` and clearing the orders to the last pipeline stage: the
     others save with their next step, and no request keeps its blocks for ever."""
-    world = worlds(ranks=2, stages=2, extra={"save": save})
+    world = worlds(ranks=2, stages=2)
     for name in ("wait_for_save", "clear_connector_metadata"):
         hook = getattr(world.workers[0], name)
         monkeypatch.setattr(world.workers[0], name, lambda hook=hook: hook() if world.idle else None)

@@ -19,6 +19,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from connectors.device import Blocks, Run
 from connectors.vllm.identity.namespace import (
+    configured_fields,
     identity_fields,
     joined_facts,
     model_name,
@@ -52,7 +53,9 @@ def digest(config: Any, **changes: Any) -> bytes:
         *steps, last = path.split(".")
         setattr(functools.reduce(getattr, steps, config), last, value)
     blocks = Blocks((torch.zeros(1024, dtype=torch.uint8),), fact["runs"], 8)
-    identity = identity_fields(config, fact["tenant"], fact["weights"], fact["seed"], fact["epoch"])
+    identity = identity_fields(
+        config, fact["tenant"], fact["weights"], fact["seed"], fact["epoch"], configured_fields(config)
+    )
     facts = rank_facts(config, fact["group"], fact["spec"], fact["layers"], blocks, fact["backends"])
     other = GroupFacts(64, dict.fromkeys(facts.fields, "x"))
     columns = {shard: facts if shard == fact["shards"][0] else other for shard in fact["shards"]}
@@ -162,7 +165,7 @@ def test_names_are_labels(engine: Any) -> None:
     """What a model is called, and by which revision, is said and does not separate engines."""
     named = {"model_config.model": "org/another", "model_config.revision": "v2"}
     assert digest(engine, **named) == digest(engine)
-    assert identity_fields(engine, "", "w", b"seed", "")["model"] == "tiny-llama"
+    assert identity_fields(engine, "", "w", b"seed", "", {})["model"] == "tiny-llama"
     assert model_name("org/name") == "org/name"
 
 

@@ -30,7 +30,7 @@ AT_ONCE = 4
 
 @pytest.fixture
 def started(model: Path, tmp_path: Path, daemon: Daemon) -> Iterator[Callable[..., tuple[Server, ...]]]:
-    """A prefill worker, a decode worker, and the proxy; all saves asynchronous."""
+    """A prefill worker, a decode worker, and the proxy."""
     running: list[Server] = []
 
     def start(prefill: dict[str, Any], decode: dict[str, Any]) -> tuple[Server, ...]:
@@ -76,7 +76,7 @@ def asked_at_once(server: Server) -> list[list[int]]:
 def test_the_decode_worker_finds_what_the_prefill_worker_is_storing(
     host: EngineHost, daemon: Daemon, started: Callable[..., tuple[Server, ...]], tmp_path: Path
 ) -> None:
-    """Of 40 prompts the decode worker loads 99 % of the tokens of whole blocks, with asynchronous saves, and says what an
+    """Of 40 prompts the decode worker loads 99 % of the tokens of whole blocks, and says what an
     engine alone says; behind the proxy of examples/ it does the same."""
     host.start(None)
     alone = host.generate(PROMPTS, ANSWER_TOKENS).tokens

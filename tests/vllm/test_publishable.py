@@ -23,21 +23,18 @@ def stored(store: FakeStore, hashes: list[bytes]) -> list[int]:
     return [at for at, digest in enumerate(hashes) if bytes(digest) in held]
 
 
-@pytest.mark.parametrize(
-    "shape", [{}, {"window": 40}, {"save": "sync"}], ids=["one group", "two groups", "sync"]
-)
+@pytest.mark.parametrize("shape", [{}, {"window": 40}], ids=["one group", "two groups"])
 @pytest.mark.parametrize("count", [0, 1, 5, BLOCKS, 99])
 def test_no_more_is_stored_than_may_be(
     worlds: Callable[..., World], store: FakeStore, shape: dict[str, object], count: int
 ) -> None:
     """Whatever has been computed. What is looked up does not depend on it: another engine may have published it."""
-    extra = {"extra": {"save": shape["save"]}} if "save" in shape else shape
-    world = worlds(**extra)
+    world = worlds(**shape)
     request = world.ask("a", prompt(1, 200))
     request.num_publishable_block_hashes = count
     settle(world)
     assert stored(store, request.block_hashes) == list(range(min(count, BLOCKS)))
-    fresh = worlds(**extra)
+    fresh = worlds(**shape)
     again = fresh.ask("a", prompt(1, 200))
     again.num_publishable_block_hashes = 0
     settle(fresh)

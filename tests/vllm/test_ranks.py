@@ -25,7 +25,7 @@ def test_prefill_and_decode_share_through_the_daemon(
     host.start(None)
     expected = host.generate([PROMPT], max_tokens=24).tokens
     prefill = hosts()
-    prefill.start(daemon.socket, role="kv_producer", extra={"save": "sync"})
+    prefill.start(daemon.socket, role="kv_producer")
     host.start(daemon.socket, role="kv_consumer")
     prefill.generate([PROMPT], max_tokens=1)
     decoded = host.generate([PROMPT], max_tokens=24)

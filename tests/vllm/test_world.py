@@ -39,7 +39,6 @@ SHAPES = {
     "four ranks that hold the same by pairs": {"ranks": 4, "replicas": 2},
     "synchronous loads": {"extra": {"load": "sync"}},
     "synchronous loads on two ranks": {"ranks": 2, "extra": {"load": "sync"}},
-    "synchronous saves": {"extra": {"save": "sync"}},
     "no prefix caching": {"prefix_caching": False},
     "a step ahead": {"ahead": True},
     "a step ahead, two groups": {"ahead": True, "window": 40},

@@ -20,7 +20,7 @@ What must hold:
 * nothing that a client can write or cut off is touched by the owning thread.
 
 Models may have whole slabs of it (model_slabs.py): a slot each, as large as the slab, with a row like any other. They are
-lent and given back by calls of their own, and are no records: not counted as such, and never named for another size class.
+lent by a call of their own, and are no records: not counted as such, and never named for another size class.
 
 Threads: `reserve_run`, `commit_run`, `free_run`, `abandon_run`, `extents`, those of models, the owner calls and `sweep` belong
 to one thread (the daemon's event loop). `view`, `record` and `verify` may be called from any
@@ -112,7 +112,6 @@ class Arena:
         self.owners = Owners(files.data_fd)  # who may be writing; of the owning thread
         self._ready = 0  # slots of models included
         self._lent: set[int] = set()  # slots that models have, also those that are written, or in quarantine
-        self._lent_ready: set[int] = set()
         self._closed = False
         self._closing = threading.Event()
         self._backing = threading.Lock()
@@ -223,20 +222,14 @@ class Arena:
         self._lent.update(slots)
         return slots
 
-    def commit_slabs(self, slots: Sequence[int], checksums: bytes, stored_s: int = 0) -> None:
-        """As `commit_run`: each has this checksum, over all of its bytes."""
-        self.commit_run(slots, checksums, stored_s)
-        self._lent_ready.update(slots)
-
-    def free_slabs(self, slots: Sequence[int]) -> None:
-        """As `free_run`."""
-        self._lent_ready.difference_update(slots)
-        self.free_run(slots)
-
     def adopted_slabs(self) -> list[tuple[int, ModelSlab]]:
         """Slots of models found READY at open, bytes not yet verified."""
-        found = [(slot, model_slab(self._table.record(slot))) for slot in sorted(self._lent_ready)]
+        found = [(slot, model_slab(self._table.record(slot))) for slot in sorted(self._lent_ready())]
         return [(slot, slab) for slot, slab in found if slab is not None]
+
+    def _lent_ready(self) -> set[int]:
+        """Those that nobody is writing, or may be writing still."""
+        return self._lent.difference(self.owners.writing(list(self._lent)))
 
     def slabs_by_use(self) -> list[int]:
         """Of records: the slots of each by `slots_in`. Those with the fewest bytes come first, and those that are being
@@ -452,7 +445,7 @@ class Arena:
 
     def stats(self) -> TierStats:
         """Counts and bytes, now. A slot that is being written counts as used but not as a record."""
-        lent, records, classes = len(self._lent), self._ready - len(self._lent_ready), self._pool.classes()
+        lent, records, classes = len(self._lent), self._ready - len(self._lent_ready()), self._pool.classes()
         if lent:
             whole = self.layout.slab_bytes
             others = [c for c in classes if c.slot_bytes != whole]
@@ -498,7 +491,7 @@ class Arena:
             problems.append(f"arena: {self._ready} records counted, {ready} in the table")
         if writing != self.owners.slots():
             problems.append("arena: the owners' slots are not the ones being written")
-        if lent != self._lent or lent - writing != self._lent_ready:
+        if lent != self._lent:
             problems.append("arena: the slabs that models have are not those in the table")
         yield problems
 
@@ -548,14 +541,13 @@ class Arena:
                 self._lent.add(slot)
             if state != READY:
                 writing.append(slot)
-            elif is_lent:
-                self._lent_ready.add(slot)
-            else:
+                continue
+            self._ready += 1
+            if not is_lent:
                 ready.append(slot)
         table.clear(dropped)
         pool.settle()
         self.torn_rows = len(dropped)
-        self._ready = len(ready) + len(self._lent_ready)
         table.raise_generations(writing)
         self._give(self.owners.adopt(writing))
         return ready

@@ -37,9 +37,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from typing import Final
 
-from tiers.constants import LOCK_BASE, OWNER_ANY, OWNER_DAEMON
+from tiers.constants import OWNER_ANY, OWNER_DAEMON
 from tiers.errors import TierError
-from tiers.locks import is_locked
+from tiers.locks import LOCK_BASE, is_locked
 from tiers.slots import SLAB_SLOTS_MAX
 
 LIVES_MAX: Final = 64

@@ -349,29 +349,19 @@ def _judged(
 ) -> list[Get]:
     """Answers of records as they came; what is not true is not even decoded. is_in_place: the parts are the views."""
     true = share(lambda at: is_true(wanted[at][0], parts[at]), len(parts), sum(map(len, parts)))
-    some = [one for one, is_one in zip(wanted, true, strict=True) if is_one]
-    theirs = [part for part, is_one in zip(parts, true, strict=True) if is_one]
-
-    def digests() -> list[bytes]:
-        if is_in_place:
-            return digest_all(theirs, header.spec.columns)
-        return _take(header, [(view, part) for (_, view), part in zip(some, theirs, strict=True)])
-
-    answers = iter(_compared(header, some, digests))
-    return [next(answers) if is_one else Get.CORRUPT for is_one in true]
-
-
-def _compared(
-    header: PackHeader, wanted: Sequence[tuple[int, memoryview]], digests: Callable[[], list[bytes]]
-) -> list[Get]:
+    some = [at for at, is_one in enumerate(true) if is_one]
+    answers = [Get.CORRUPT] * len(wanted)
     try:
-        found = digests()
+        if is_in_place:
+            found = digest_all([parts[at] for at in some], header.spec.columns)
+        else:
+            found = _take(header, [(wanted[at][1], parts[at]) for at in some])
     except ValueError:  # columns that are none
-        return [Get.CORRUPT] * len(wanted)
-    return [
-        Get.HIT if checksum == header.checksum_at(index) else Get.CORRUPT
-        for (index, _), checksum in zip(wanted, found, strict=True)
-    ]
+        return answers
+    for at, checksum in zip(some, found, strict=True):
+        if checksum == header.checksum_at(wanted[at][0]):
+            answers[at] = Get.HIT
+    return answers
 
 
 class _Turns:

@@ -65,8 +65,8 @@ class Adapters:
     def __init__(self, vllm_config: Any, cache: Path, say: Callable[[str], None]) -> None:
         self._cache, self._say = cache, say
         self._world = int(vllm_config.parallel_config.world_size)
-        lora = getattr(vllm_config, "lora_config", None)
-        self._sees = bool(getattr(lora, "enable_tower_connector_lora", False))
+        lora = vllm_config.lora_config
+        self._sees = lora is not None and bool(lora.enable_tower_connector_lora)
         self._by_rank: dict[int, tuple[int, dict[int, str]]] = {}
         self._numbers = itertools.count(1)
         self._unloaded: dict[int, _Unloaded] = {}

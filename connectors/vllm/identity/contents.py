@@ -57,7 +57,7 @@ class Names:
         self._marks: list[Mark] = []
         self._unknown = ""
         self._items = -1
-        if getattr(request, "resumable", False):
+        if request.resumable:
             contents.follow(self)
 
     @property
@@ -105,15 +105,14 @@ class Contents:
             OrderedDict()
         )  # identifier -> digest, "" where it has not one alone
         self._sessions = WeakSet[Names]()
-        multimodal = getattr(vllm_config.model_config, "multimodal_config", None)
-        is_kept = vllm_config.cache_config.enable_prefix_caching or getattr(
-            multimodal, "mm_processor_cache_gb", 1
+        media = vllm_config.model_config.multimodal_config  # None of a model for text
+        is_kept = (
+            media is None or vllm_config.cache_config.enable_prefix_caching or media.mm_processor_cache_gb
         )
         self._is_numbered = not is_kept
-        transfer = getattr(vllm_config, "ec_transfer_config", None)
-        self._is_elsewhere = getattr(multimodal, "mm_processor_cache_type", "") == "shm" or bool(
-            transfer is not None and transfer.is_ec_consumer
-        )
+        transfer = vllm_config.ec_transfer_config
+        is_shared = media is not None and media.mm_processor_cache_type == "shm"
+        self._is_elsewhere = is_shared or (transfer is not None and bool(transfer.is_ec_consumer))
 
     def follow(self, names: Names) -> None:
         """Of a session: nobody says when it gets further items, which vLLM may compute in the place of others."""
@@ -133,7 +132,7 @@ class Contents:
         features = sorted(request.mm_features, key=lambda feature: feature.mm_position.offset)
         digests = self._digests_of(features)
         if request.prompt_embeds is not None:
-            if getattr(request, "prompt_is_token_ids", None) is not None:
+            if request.prompt_is_token_ids is not None:
                 raise Unnamed("a prompt of tokens and embeddings, mixed")
             kind = str(request.prompt_embeds.dtype)
             marks.append(Mark(0, hashlib.sha256(kind.encode()).digest()))

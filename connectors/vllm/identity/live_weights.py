@@ -52,11 +52,9 @@ def live_digest(vllm_config: Any, layers: Collection[str]) -> str:
 
 def models_of(vllm_config: Any, layers: Collection[str]) -> list[Any]:
     """The models that these layers are part of, in the order in which they were made. Raises Unseen."""
+    from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
+
     context: Mapping[str, Any] = vllm_config.compilation_config.static_forward_context
-    try:
-        from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
-    except ImportError as error:
-        raise Unseen("this release of vLLM does not say where its models are") from error
     ours = {id(context.get(name)) for name in layers}
     modules = list(LAYERWISE_INFO)
     parts = {id(child) for module in modules for child in module.children()}

@@ -70,15 +70,10 @@ def joined_facts(facts: Mapping[int, GroupFacts]) -> dict[str, str]:
 
 
 def identity_fields(
-    vllm_config: Any,
-    tenant: str,
-    weights: str,
-    hash_seed: bytes,
-    epoch: str,
-    configured: Mapping[str, str] | None = None,
+    vllm_config: Any, tenant: str, weights: str, hash_seed: bytes, epoch: str, configured: Mapping[str, str]
 ) -> dict[str, str]:
     """What is the same on every rank of an engine. hash_seed: vLLM's NONE_HASH. configured: what `configured_fields` said
-    when the engine started. Raises Unknowable."""
+    when the engine started."""
     from vllm import __version__ as vllm_version
 
     fields = {
@@ -91,8 +86,7 @@ def identity_fields(
         "tenant": tenant,
         "epoch": epoch,
     }
-    settings = configured_fields(vllm_config) if configured is None else configured
-    return {name: _short(value) for name, value in fields.items()} | dict(settings)
+    return {name: _short(value) for name, value in fields.items()} | dict(configured)
 
 
 def configured_fields(vllm_config: Any) -> dict[str, str]:

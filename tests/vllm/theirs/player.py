@@ -119,12 +119,15 @@ class Player(KVStoreConnector):
             kv_connector_module_path="connectors.vllm",
             kv_role="kv_both" if theirs.kv_connector == "NixlConnector" else theirs.kv_role,
             kv_load_failure_policy=theirs.kv_load_failure_policy,
-            kv_connector_extra_config={"model_digest": "theirs", "save": "sync"},
+            kv_connector_extra_config={"model_digest": "theirs"},
         )
         super().__init__(config, role, kv_cache_config)
         stage.players.append(self)
         if role is KVConnectorRole.SCHEDULER:
             self._introduce_ranks()
+            storing = self._half._storing
+            send = storing.send
+            storing.send = lambda store, at_once: send(store, True)  # tests look at each step
 
     def _introduce_ranks(self) -> None:
         half = self._half
