@@ -25,7 +25,7 @@ from replication.catalogue.selection import Chosen, choose
 from replication.constants import CLOCK_SKEW_S, HEARTBEAT_LATE_S, NODE_INTERVAL_S, NODE_LOOK_S
 from replication.formats.announced import Announced
 from replication.formats.mirror_state import NOT_REACHED, read_mirrors
-from replication.formats.nodes import Condition, Node, NodeErased, put_node, read_node
+from replication.formats.nodes import NODE_FORMAT, NODES, Condition, Node, NodeErased
 from replication.formats.orders import MIRROR, Order, To, read_progress
 from replication.formats.tombstones import Tombstone
 from replication.region.order_watch import OrderWatch, Report
@@ -110,7 +110,7 @@ class Warming:
                     restored = True
                 erased = await self._how_far(erased)
                 told = msgspec.structs.replace(await self._ask(self._told), erased=erased)
-                await put_node(self._node.objects, told)
+                await NODE_FORMAT.put(self._node.objects, told)
                 await self._until_next(told)
             except ObjectError as error:
                 log.debug("what this daemon is told of is written later: %s", error)
@@ -136,7 +136,10 @@ class Warming:
 
     async def _restore(self) -> None:
         """Go on counting where an earlier life was."""
-        earlier, traffic = await read_node(self._node.objects, self._name), self._warmer.traffic
+        earlier, traffic = (
+            await NODE_FORMAT.hint(self._node.objects, NODES + self._name),
+            self._warmer.traffic,
+        )
         if earlier is not None and traffic is not None:
             rows, at_s = earlier.asked, earlier.at_s
             await self._ask(lambda: traffic.restore(rows, at_s))

@@ -21,15 +21,7 @@ import msgspec
 
 from replication.constants import ORDERS_MAX
 from replication.errors import CatalogueDamaged
-from replication.formats.orders import (
-    ORDERS,
-    Order,
-    Progress,
-    by_key,
-    look_for_orders,
-    put_progress,
-    read_progress,
-)
+from replication.formats.orders import ORDERS, Order, Progress, put_progress, read_orders, read_progress
 from replication.keeper.news_reader import Folders, Source
 from replication.problems import Problems
 from replication.tasks import kept_going
@@ -127,8 +119,8 @@ class OrderWatch:
 
     async def _look(self, group: Group) -> None:
         if self._folder.are_due(ORDERS_INTERVAL_S):
-            members = await look_for_orders(self._objects, self._orders, self._problems)
-            self._orders = by_key(members)
+            members = await read_orders(self._objects, self._orders, self._problems)
+            self._orders = members.by_key
             if not members.unavailable:
                 self._folder.listed()
         now_s = self._clock()

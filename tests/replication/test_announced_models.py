@@ -19,7 +19,7 @@ from replication.feed.snapshots import Snapshots
 from replication.formats.announced_models import AnnouncedModel, merged_models
 from replication.formats.ranges import Number, UnixS, WriterName
 from replication.formats.removed import Reason, removed
-from replication.formats.sealed import seal, unseal
+from replication.formats.sealed import Sealed, seal
 from replication.formats.segment import Segment, decode, encode
 from tests.objects import MemoryObjects
 from tests.replication.durable import pack_of
@@ -54,7 +54,7 @@ def test_a_segment_with_models_is_read_and_passed_over_by_older_versions() -> No
     segment = Segment(WRITER, 7, 1.5, [pack_of([1, 2])], models=(MODEL,))
     content = encode(segment)
     assert decode(content, WRITER, 7) == segment
-    old = unseal(b"KVFEED1\n", content, OldBody, "x", 1 << 20)
+    old = Sealed(b"KVFEED1\n", OldBody, 1 << 20).unseal(content, "x")
     assert (old.number, len(old.entries)) == (7, 1)
 
 
