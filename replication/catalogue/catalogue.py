@@ -51,7 +51,7 @@ import xxhash
 
 from replication.catalogue import layout
 from replication.catalogue.filter import KEPT_BYTES, PARTITION_BYTES, PARTITIONS, Filter
-from replication.catalogue.rows import PREFIX_BYTES, RocksRows, Rows
+from replication.catalogue.rows import PREFIX_BYTES, Rows
 from replication.catalogue.seen import Seen
 from replication.constants import CATALOGUE_CHUNK_PACKS
 from replication.errors import CatalogueDamaged, CatalogueUnwritable
@@ -120,7 +120,7 @@ class Catalogue:
     def open(cls, path: Path, identity: str) -> Catalogue:
         """The catalogue in this directory. identity: of the region; what belongs to another one is made anew, and
         so is what is damaged. Takes milliseconds. Raises CatalogueBusy, CatalogueDamaged, CatalogueUnwritable."""
-        rows = RocksRows(path, identity)
+        rows = Rows(path, identity)
         try:
             return cls(rows)
         except CatalogueUnwritable:
