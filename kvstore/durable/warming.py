@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Final, TypeVar
 
 import msgspec
@@ -90,10 +91,10 @@ class Warming:
 
     async def _asked(self, question: Callable[[Callable[[T], None]], None]) -> T:
         """What the engine's thread answers to a question; it is given whom to call with the answer."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-        self._reply(lambda: question(lambda value: _answer(loop, answer, value)))
-        return await answer
+        answer: Future[T] = Future()
+        answer.set_running_or_notify_cancel()  # who gives up waiting does not take the answer from whoever gives it
+        self._reply(lambda: question(answer.set_result))
+        return await asyncio.wrap_future(answer)
 
     async def _ask(self, question: Callable[[], T]) -> T:
         """The same of a question that is answered at once."""
@@ -287,16 +288,3 @@ class Warming:
 
 def _troubles(condition: Condition | None) -> list[tuple[str, str]]:
     return [(one.kind, one.subject) for one in condition.problems] if condition is not None else []
-
-
-def _answer(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], value: T) -> None:
-    """Answer a future of another thread's loop."""
-
-    def settle() -> None:
-        if not future.done():
-            future.set_result(value)
-
-    try:
-        loop.call_soon_threadsafe(settle)
-    except RuntimeError:  # that loop is closed: nobody waits any more
-        pass
