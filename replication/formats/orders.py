@@ -72,7 +72,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return not self.weights and any_fits(self.models, model) and any_fits(self.tenants, tenant)
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class Progress(msgspec.Struct, kw_only=True):
     """Of one daemon, or of one mirror, which copies.
 
     made_s: of the order that it is about. at_s: when this was written, unix seconds. packs, total_bytes: chosen; done_…: of these, held
