@@ -29,8 +29,7 @@ from replication.errors import CatalogueDamaged, CatalogueUnwritable, Replicatio
 from replication.feed.feed import Gap
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced
-from replication.formats.doubts import DOUBTED_FORMAT, DOUBTS, DOUBTS_NAME
-from replication.formats.members import read_members
+from replication.formats.doubts import DOUBTS, read_doubts
 from replication.formats.removed import Removed, Said
 from replication.keeper.keeper import Keeper
 from replication.keeper.news_reader import Folders
@@ -130,13 +129,7 @@ class Auditing:
         told others meanwhile."""
         if self._tail.complete_age_s is None or not self._doubts.are_due():
             return
-        members = await read_members(
-            self._objects,
-            DOUBTS,
-            DOUBTS_NAME,
-            lambda info: DOUBTED_FORMAT.fetch(self._objects, info.name),
-            self._keeper.problems,
-        )
+        members = await read_doubts(self._objects, self._keeper.problems)
         for info, doubted in members.found:
             report = Report()
             await self._audit.verify(doubted.packs, report)

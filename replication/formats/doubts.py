@@ -14,8 +14,10 @@ from msgspec import Meta
 
 from replication.constants import KIB
 from replication.formats.keeping import ring
+from replication.formats.members import Members, read_members
 from replication.formats.ranges import Id
 from replication.formats.sealed import Sealed
+from replication.problems import Problems
 from tiers.bucket.objects import Objects
 
 DOUBTED_TOLD_MAX: Final = 256  # by one node at a time
@@ -37,3 +39,10 @@ async def put_doubts(objects: Objects, node: str, packs: Sequence[bytes]) -> Non
     """Raises ObjectError."""
     await objects.put(DOUBTS + node, DOUBTED_FORMAT.seal(Doubted(packs)))
     await ring(objects)
+
+
+async def read_doubts(objects: Objects, problems: Problems) -> Members[Doubted]:
+    """Of all nodes; what cannot be read is a problem, and left out. Raises ObjectError where there is no list."""
+    return await read_members(
+        objects, DOUBTS, DOUBTS_NAME, lambda info: DOUBTED_FORMAT.fetch(objects, info.name), problems
+    )

@@ -38,7 +38,6 @@ from replication.formats import (
     tombstones,
 )
 from replication.formats.announced import Announced, entry_of
-from replication.formats.members import read_members
 from replication.formats.region import MARKER, init_region, open_region
 from replication.formats.removed import Reason, removed
 from replication.formats.sealed import PRELUDE_BYTES, seal
@@ -136,13 +135,7 @@ async def _behind(objects: MemoryObjects) -> None:
 
 async def _doubted(objects: MemoryObjects) -> None:
     await doubts.put_doubts(objects, "other", [bytes(16)])
-    members = await read_members(
-        objects,
-        doubts.DOUBTS,
-        doubts.DOUBTS_NAME,
-        lambda info: doubts.DOUBTED_FORMAT.fetch(objects, info.name),
-        Problems(),
-    )
+    members = await doubts.read_doubts(objects, Problems())
     assert [bytes(16)] in [said.packs for _, said in members.found]
 
 
