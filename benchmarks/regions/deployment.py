@@ -21,7 +21,7 @@ from benchmarks.regions.servers import BUCKET_REGION, S3
 from kvstore.tools.bench.daemon import Daemon, DaemonError, log_tail, settings
 from kvstore.tools.bench.plan import START_TIMEOUT_S
 from replication.errors import Damaged
-from replication.formats.keeping import NEWS, decode_news
+from replication.formats.keeping import NEWS, NEWS_FORMAT
 
 MIB = 1 << 20
 SLAB_BYTES = 16 * MIB
@@ -74,7 +74,7 @@ class Deployment:
     def news(self, region: str) -> tuple[int, str]:
         """The term of whoever keeps a region, and whether that is a "mirror" or a "daemon"; 0 of nobody."""
         try:
-            news = decode_news(self._s3.read(self._bucket(region), NEWS))
+            news = NEWS_FORMAT.unseal(self._s3.read(self._bucket(region), NEWS), NEWS)
         except (ServerError, Damaged):
             return 0, ""
         return news.term, "mirror" if news.holder.is_mirror else "daemon"

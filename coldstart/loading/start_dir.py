@@ -41,7 +41,7 @@ from coldstart.loading.weight_plan import Piece, Plan, WeightFile
 from coldstart.published.cutting import HEADER_BYTES_MAX, SAFETENSORS
 from replication.errors import Damaged
 from replication.formats.manifests import MANIFEST_BYTES_MAX, File, Manifest, decode, encode
-from replication.formats.sealed import seal, unseal
+from replication.formats.sealed import Sealed
 from tiers.bucket.objects import Objects
 from tiers.reading import Unreadable, read_bytes
 from tiers.sizes import format_bytes
@@ -52,7 +52,6 @@ LEFT_OUT: Final = (
     ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack", ".npz", ".tflite",
 )  # fmt: skip
 SMALL_BYTES_MAX: Final = 512 << 20  # of all that an engine needs before weights: tokenizers have some 20 MB
-_MAGIC: Final = b"KVSTART1"
 _LOOK_S: Final = 0.02  # between looks for a piece
 _AGAIN_S: Final = 0.2  # before one is read again whose bytes were there, and not yet true
 _JOIN_S: Final = 15.0  # after which a rank that waits begins a preload itself, or joins one: whoever should have may be gone
@@ -68,6 +67,9 @@ class _Start(msgspec.Struct, frozen=True, array_like=True):
     manifest: bytes
     home: Annotated[str, Meta(max_length=4096)]
     arguments: Annotated[list[str], Meta(max_length=64)]
+
+
+_START: Final = Sealed(b"KVSTART1", _Start, MANIFEST_BYTES_MAX)
 
 
 class Revision:
@@ -295,9 +297,7 @@ def open_revision(directory: Path) -> Revision | None:
         return Revision(directory, manifest)
     mark = directory / START
     try:
-        start = unseal(
-            _MAGIC, read_bytes(mark, MANIFEST_BYTES_MAX, follow=False), _Start, str(mark), MANIFEST_BYTES_MAX
-        )
+        start = _START.unseal(read_bytes(mark, MANIFEST_BYTES_MAX, follow=False), str(mark))
         found = Starting(directory, start)
     except (Unreadable, Damaged) as error:
         if isinstance(error, Unreadable) and error.is_missing:
@@ -333,7 +333,7 @@ async def make_start(objects: Objects, manifest: Manifest, home: Path, arguments
             path = fresh / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(await _start_of(objects, manifest, file))
-        (fresh / START).write_bytes(seal(_MAGIC, _Start(encode(manifest), str(home), list(arguments))))
+        (fresh / START).write_bytes(_START.seal(_Start(encode(manifest), str(home), list(arguments))))
     return _place(home, manifest)
 
 

@@ -29,7 +29,7 @@ from replication.formats.manifests import (
     chunk_name,
     decode,
 )
-from replication.models.collecting import COLLECTING, INTENT_S, LOCK_S, Lock, boot_s, encode_lock
+from replication.models.collecting import COLLECTING, INTENT_S, LOCK_FORMAT, LOCK_S, Lock, boot_s
 from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectMissing
 from tiers.together import together
@@ -97,7 +97,7 @@ class _Collection:
         self._manifests = self._deleted = self._deleted_bytes = self._young = self._left = 0
 
     async def lock(self, lasts_s: float) -> None:
-        await self._objects.put(self._lock, encode_lock(Lock(lasts_s)))
+        await self._objects.put(self._lock, LOCK_FORMAT.seal(Lock(lasts_s)))
         self._now_s = (await self._objects.head(self._lock)).modified_s
 
     async def unlock(self) -> None:

@@ -16,14 +16,14 @@ from typing import Final
 
 from kvstore.io_pool import Io
 from replication.errors import Damaged
-from replication.formats.sealed import seal, unseal
+from replication.formats.sealed import Sealed
 from replication.formats.tombstones import Tombstone
 from tiers.files import replace_file
 from tiers.reading import Unreadable, read_bytes, require_damaged
 
 ERASED_BYTES_MAX: Final = 256 << 20
 ERASED_RETRY_S: Final = 10.0  # between two writes, while they fail
-_MAGIC: Final = b"KVERASE1"
+_FORMAT: Final = Sealed(b"KVERASE1", list[Tombstone], ERASED_BYTES_MAX)
 
 log = logging.getLogger("kvstore.commands.erased_file")
 
@@ -40,7 +40,7 @@ class ErasedFile:
         self._retry_at_s = 0.0
         try:
             content = read_bytes(path, ERASED_BYTES_MAX)
-            told = unseal(_MAGIC, content, list[Tombstone], str(path), ERASED_BYTES_MAX)
+            told = _FORMAT.unseal(content, str(path))
             self.known = {tombstone.id: tombstone for tombstone in told}
         except (Damaged, Unreadable) as error:
             if isinstance(error, Unreadable):
@@ -55,7 +55,7 @@ class ErasedFile:
             kept |= {one.id: one for one in tombstones}
             self.known = {name: one for name, one in kept.items() if not one.is_taken_back}
             try:
-                replace_file(self._path, seal(_MAGIC, list(self.known.values())))
+                replace_file(self._path, _FORMAT.seal(list(self.known.values())))
                 self.problem = ""
             except OSError as error:
                 log.warning("what is erased is not saved: %s: %s", self._path, error)

@@ -49,10 +49,9 @@ class LoopThread:
         except RuntimeError:  # closed: nobody waits for this any more
             pass
 
-    def keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run something that goes on until this closes: begun again if it ends."""
-        problems = Problems(self._thread.name)
-        self._loop.call_soon_threadsafe(lambda: self._begin(kept_going("all of it", work, problems)))
+    def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]], problems: Problems) -> None:
+        """Run something that goes on until this closes: begun again if it ends, which is a problem."""
+        self._loop.call_soon_threadsafe(lambda: self._begin(kept_going(name, work, problems)))
 
     def close(self, within_s: float) -> bool:
         """Cancel what runs; False if something hangs. Idempotent."""

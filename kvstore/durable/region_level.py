@@ -26,7 +26,7 @@ from replication.constants import PROBLEMS_TOLD
 from replication.errors import RegionError, ReplicationError
 from replication.problems import Problem, Problems
 from replication.region.region_reader import RegionReader
-from replication.tasks import TO_END, kept_going, reason_of
+from replication.tasks import kept_going
 from tiers.base import Get
 from tiers.errors import ObjectRefused, TierError
 from tiers.together import together
@@ -75,29 +75,15 @@ class RegionLevel(SharedLevel, Generic[Reader]):
     ) -> None:
         """Be a part of the region from now on, until this is closed. join: makes what reads it, on the loop of this level's
         thread. beside: what else goes on while it is joined."""
-        self._thread.keep(lambda: self._live(join, beside))
+        self._thread.keep(f"region {self._region}", lambda: self._live(join, beside), self.problems)
 
     async def _live(
         self,
         join: Callable[[], Awaitable[Reader]],
         beside: Callable[[Reader], Coroutine[Any, Any, None]] | None,
     ) -> None:
-        while True:
-            try:
-                await self._follow(await self._joined(join), beside)
-            except (asyncio.CancelledError, *TO_END):
-                raise
-            except (
-                BaseException
-            ) as error:  # a bug of ours, a panic: again, without what it may have left behind
-                log.exception("what follows a region failed", extra={"level": self.name})
-                self._failed(f"{reason_of(error)}; the log has more")
-            await asyncio.sleep(JOIN_PAUSE_S)
-
-    async def _follow(
-        self, reader: Reader, beside: Callable[[Reader], Coroutine[Any, Any, None]] | None
-    ) -> None:
-        """Until it is cancelled, or something fails: then nothing of it goes on."""
+        """Until it is cancelled, or something fails: then nothing of it goes on, and it is begun again."""
+        reader = await self._joined(join)
         try:
             self._status = reader.status()
             self._reader, self.clock = reader, reader.clock
@@ -119,11 +105,6 @@ class RegionLevel(SharedLevel, Generic[Reader]):
                 self._failed(str(error), refusal=str(error))
             except (TierError, ReplicationError) as error:
                 self._failed(str(error))
-            except (asyncio.CancelledError, *TO_END):
-                raise
-            except BaseException as error:  # a bug of ours, a panic
-                log.exception("a region is not joined", extra={"level": self.name})
-                self._failed(f"{reason_of(error)}; the log has more")
             else:
                 self.problem = self.refusal = ""
                 self.problems.over(self._region, NOT_JOINED)

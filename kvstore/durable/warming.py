@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Final, TypeVar
 
 import msgspec
@@ -25,7 +26,7 @@ from replication.catalogue.selection import Chosen, choose
 from replication.constants import CLOCK_SKEW_S, HEARTBEAT_LATE_S, NODE_INTERVAL_S, NODE_LOOK_S
 from replication.formats.announced import Announced
 from replication.formats.mirror_state import NOT_REACHED, read_mirrors
-from replication.formats.nodes import Condition, Node, NodeErased, put_node, read_node
+from replication.formats.nodes import NODE_FORMAT, NODES, Condition, Node, NodeErased
 from replication.formats.orders import MIRROR, Order, To, read_progress
 from replication.formats.tombstones import Tombstone
 from replication.region.order_watch import OrderWatch, Report
@@ -90,10 +91,10 @@ class Warming:
 
     async def _asked(self, question: Callable[[Callable[[T], None]], None]) -> T:
         """What the engine's thread answers to a question; it is given whom to call with the answer."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-        self._reply(lambda: question(lambda value: _answer(loop, answer, value)))
-        return await answer
+        answer: Future[T] = Future()
+        answer.set_running_or_notify_cancel()  # who gives up waiting does not take the answer from whoever gives it
+        self._reply(lambda: question(answer.set_result))
+        return await asyncio.wrap_future(answer)
 
     async def _ask(self, question: Callable[[], T]) -> T:
         """The same of a question that is answered at once."""
@@ -110,7 +111,7 @@ class Warming:
                     restored = True
                 erased = await self._how_far(erased)
                 told = msgspec.structs.replace(await self._ask(self._told), erased=erased)
-                await put_node(self._node.objects, told)
+                await NODE_FORMAT.put(self._node.objects, told)
                 await self._until_next(told)
             except ObjectError as error:
                 log.debug("what this daemon is told of is written later: %s", error)
@@ -136,7 +137,10 @@ class Warming:
 
     async def _restore(self) -> None:
         """Go on counting where an earlier life was."""
-        earlier, traffic = await read_node(self._node.objects, self._name), self._warmer.traffic
+        earlier, traffic = (
+            await NODE_FORMAT.hint(self._node.objects, NODES + self._name),
+            self._warmer.traffic,
+        )
         if earlier is not None and traffic is not None:
             rows, at_s = earlier.asked, earlier.at_s
             await self._ask(lambda: traffic.restore(rows, at_s))
@@ -284,16 +288,3 @@ class Warming:
 
 def _troubles(condition: Condition | None) -> list[tuple[str, str]]:
     return [(one.kind, one.subject) for one in condition.problems] if condition is not None else []
-
-
-def _answer(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], value: T) -> None:
-    """Answer a future of another thread's loop."""
-
-    def settle() -> None:
-        if not future.done():
-            future.set_result(value)
-
-    try:
-        loop.call_soon_threadsafe(settle)
-    except RuntimeError:  # that loop is closed: nobody waits any more
-        pass

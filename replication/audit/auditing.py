@@ -29,8 +29,7 @@ from replication.errors import CatalogueDamaged, CatalogueUnwritable, Replicatio
 from replication.feed.feed import Gap
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced
-from replication.formats.doubts import DOUBTS, DOUBTS_NAME, read_doubts
-from replication.formats.members import read_members
+from replication.formats.doubts import DOUBTS, read_doubts
 from replication.formats.removed import Removed, Said
 from replication.keeper.keeper import Keeper
 from replication.keeper.news_reader import Folders
@@ -130,8 +129,7 @@ class Auditing:
         told others meanwhile."""
         if self._tail.complete_age_s is None or not self._doubts.are_due():
             return
-        read = partial(read_doubts, self._objects)
-        members = await read_members(self._objects, DOUBTS, DOUBTS_NAME, read, self._keeper.problems)
+        members = await read_doubts(self._objects, self._keeper.problems)
         for info, doubted in members.found:
             report = Report()
             await self._audit.verify(doubted.packs, report)

@@ -30,10 +30,11 @@ from replication.formats.manifests import (
     MANIFEST_BYTES_MAX,
     MANIFESTS,
     Manifest,
-    is_of_other_version,
+    is_manifest_later,
     named,
     read_manifest,
 )
+from replication.formats.members import key_of
 from replication.formats.removed import Reason, removed
 from replication.models.chunks import lacking
 from replication.problems import Problems
@@ -122,8 +123,10 @@ class ModelAudit:
 
     async def _take_removed(self, listed: dict[str, ObjectInfo], told: Told) -> int:
         """Those that a removal names leave the list, the bucket and the catalogue."""
-        now_s, removals = self._clock(), await removed_models.read_removals(self._objects)
-        over = {(removal.model, removal.revision) for removal in removals if now_s < removal.watched_until_s}
+        now_s, removals = self._clock(), (await removed_models.read_removals(self._objects)).found
+        over = {
+            (removal.model, removal.revision) for _, removal in removals if now_s < removal.watched_until_s
+        }
         gone = [name for name in listed if (named(name) or ("", ""))[:2] in over]
         await self._take(over, gone)
         for name in gone:
@@ -133,7 +136,7 @@ class ModelAudit:
 
     async def look_for_removals(self, problems: Problems) -> bool:
         """Those that are new here are carried out at once; whether all could be read. Raises ObjectError, CatalogueDamaged."""
-        members = await removed_models.look_for_removals(self._objects, self._removals, problems)
+        members = await removed_models.read_removals(self._objects, self._removals, problems)
         for info, removal in members.found:
             if self._clock() < removal.watched_until_s:
                 names = [
@@ -143,7 +146,7 @@ class ModelAudit:
                     )
                 ]
                 await self._take({(removal.model, removal.revision)}, names)
-            self._removals[removed_models.key_of(info)] = removal
+            self._removals[key_of(info)] = removal
         return not members.unavailable
 
     async def take_announced(self) -> None:
@@ -254,8 +257,8 @@ class ModelAudit:
         for name, info in bad.items():
             try:
                 content = await self._objects.get_within(name, MANIFEST_BYTES_MAX)
-                if is_of_other_version(content):
-                    told(Finding(Kind.STRANGE, name, "a manifest of another version"))
+                if is_manifest_later(content):
+                    told(Finding(Kind.STRANGE, name, "a manifest of a later version"))
                     continue
                 await read_manifest(self._objects, *(named(name) or ("", "", "")))
                 continue

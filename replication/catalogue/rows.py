@@ -1,7 +1,7 @@
 """Rows: the sorted table of bytes under a catalogue, in RocksDB.
 
-    Catalogue ─▶ Rows (get, keys with a prefix, scan, one atomic write)
-                   RocksRows: a directory         tests/replication/memory_rows.py: the same in memory
+    Catalogue ─▶ Rows (get, keys with a prefix, scan, one atomic write) ─▶ a directory
+                   tests/replication/memory_rows.py: the same in memory
 
 A copy of what the region says, so nothing is synced: `kill -9` loses nothing that was written, a power cut some of the
 end, in order. A table that cannot be opened or read, or belongs to another region, is moved aside and made anew; one whose disk is
@@ -18,7 +18,6 @@ import errno
 import logging
 import os
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice, takewhile
@@ -70,48 +69,9 @@ _INDEX_PIECE_BYTES = 16 * KIB
 _BLOCK_BYTES = 4 * KIB
 
 
-class Rows(ABC):
-    """Every method may block for milliseconds and raises CatalogueDamaged. One thread at a time."""
-
-    @abstractmethod
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Their values, None where there is none."""
-
-    @abstractmethod
-    def with_prefix(self, prefix: bytes) -> list[bytes]:
-        """The keys that begin with these PREFIX_BYTES, ascending."""
-
-    @abstractmethod
-    def keys(self, start: bytes, end: bytes, limit: int) -> list[bytes]:
-        """The first keys from `start` on, up to and without `end`, ascending."""
-
-    @abstractmethod
-    def scan(self, start: bytes, end: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        """The same with their values."""
-
-    @abstractmethod
-    def last(self, start: bytes, end: bytes) -> bytes | None:
-        """The last key from `start` on, up to and without `end`."""
-
-    @abstractmethod
-    def write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes] = ()) -> None:
-        """All of it or nothing, whatever happens."""
-
-    @abstractmethod
-    def renew(self) -> None:
-        """Begin again, without a row."""
-
-    @abstractmethod
-    def reopen(self) -> None:
-        """Go on with what was written, behind a CatalogueUnwritable; raises it where that is so still."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Nothing else may be called afterwards."""
-
-
-class RocksRows(Rows):
-    """A directory of RocksDB. identity: of the region whose copy it is."""
+class Rows:
+    """A directory of RocksDB. identity: of the region whose copy it is, and of its format. Every method may block for milliseconds and raises CatalogueDamaged.
+    One thread at a time."""
 
     def __init__(self, path: Path, identity: str) -> None:
         """Raises CatalogueBusy, CatalogueUnwritable, and CatalogueDamaged where not even an empty one can be made."""
@@ -130,19 +90,23 @@ class RocksRows(Rows):
             self._db = self._open()
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Their values, None where there is none."""
         with _understood(self._path, self._unopened):
             return list(self._db.get(list(keys)) or ()) if keys else []
 
     def with_prefix(self, prefix: bytes) -> list[bytes]:
+        """The keys that begin with these PREFIX_BYTES, ascending."""
         assert len(prefix) == PREFIX_BYTES
         with _understood(self._path, self._unopened):
             return list(takewhile(lambda key: key.startswith(prefix), self._walk(prefix, _same_prefix())))
 
     def keys(self, start: bytes, end: bytes, limit: int) -> list[bytes]:
+        """The first keys from `start` on, up to and without `end`, ascending."""
         with _understood(self._path, self._unopened):
             return list(islice(self._walk(start, _up_to(end)), limit))
 
     def scan(self, start: bytes, end: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        """The same with their values."""
         with _understood(self._path, self._unopened):
             rows = self._db.iter(_up_to(end))
             rows.seek(start)
@@ -154,6 +118,7 @@ class RocksRows(Rows):
             return found
 
     def last(self, start: bytes, end: bytes) -> bytes | None:
+        """The last key from `start` on, up to and without `end`."""
         with _understood(self._path, self._unopened):
             rows = self._db.iter(_total_order())
             rows.seek_for_prev(end)
@@ -173,6 +138,7 @@ class RocksRows(Rows):
         rows.status()
 
     def write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes] = ()) -> None:
+        """All of it or nothing, whatever happens."""
         batch = WriteBatch(raw_mode=True)
         for key, value in puts:
             batch.put(key, value)
@@ -182,14 +148,15 @@ class RocksRows(Rows):
             self._db.write(batch)
 
     def renew(self) -> None:
+        """Begin again, without a row."""
         self.close()
         self._unopened = ""
         self._move_aside("it was found to be damaged")
         self._db = self._open()
 
     def reopen(self) -> None:
-        """RocksDB writes nothing behind a write that failed until it is opened again. As long as nothing can be written, it stays open:
-        it can be read."""
+        """Go on with what was written, behind a CatalogueUnwritable; raises it where that is so still. RocksDB writes nothing behind a
+        write that failed until it is opened again. As long as nothing can be written, it stays open: it can be read."""
         probe = self._path / _PROBE
         try:
             probe.write_bytes(bytes(_PROBE_BYTES))
@@ -207,6 +174,7 @@ class RocksRows(Rows):
             raise
 
     def close(self) -> None:
+        """Nothing else may be called afterwards."""
         with suppress(CatalogueDamaged), _understood(self._path, self._unopened):
             self._db.close()  # what cannot be closed, behind a write that failed, is closed
 
@@ -218,7 +186,9 @@ class RocksRows(Rows):
                 db.put(_IDENTITY, self._identity)
             elif found != self._identity:
                 db.close()
-                raise CatalogueDamaged(f"{self._path}: the catalogue of another region ({found!r})")
+                raise CatalogueDamaged(
+                    f"{self._path}: the catalogue of another region or version ({found!r})"
+                )
         return db
 
     def _move_aside(self, reason: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from replication.constants import SPECS_CHOSEN_MAX
-from replication.formats.tombstones import Tombstone, by_key, look_for_tombstones
+from replication.formats.tombstones import Tombstone, read_tombstones
 from replication.problems import Problems
 from tiers.bucket.objects import Objects
 from tiers.namespace_spec import NamespaceSpec
@@ -72,8 +72,8 @@ class Erased:
         """Learn of new tombstones. Returns those by which something is to be erased, once more perhaps, or kept again. Raises ObjectError where
         there is no list; what can be read is learned in any case."""
         self.problems.where = objects.where
-        members = await look_for_tombstones(objects, self._read, self.problems)
-        read, self.unavailable = by_key(members), members.unavailable
+        members = await read_tombstones(objects, self._read, self.problems)
+        read, self.unavailable = members.by_key, members.unavailable
         by_id, before = self._heard, self._known.by_id
         over_s = self.over_s()  # what is over erases nothing, though somebody may put it again
         newer = {one.id: one for one in read.values() if one.id not in by_id or one.outranks(by_id[one.id])}

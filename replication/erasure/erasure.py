@@ -29,7 +29,7 @@ from replication.erasure.erased import Erased
 from replication.erasure.strays import Strays
 from replication.errors import CatalogueDamaged
 from replication.formats.announced import Announced
-from replication.formats.carried_out import CarriedOut, put_carried_out
+from replication.formats.carried_out import CARRIED_OUT_FORMAT, CarriedOut
 from replication.formats.removed import Reason, Removed, removed
 from replication.formats.tombstones import BEHIND, TOMBSTONES, Tombstone, put_behind, read_behind
 from replication.keeper.news_reader import Folders, Source
@@ -309,7 +309,7 @@ class Erasure:
         said = CarriedOut(tombstone.id, tombstone.serial, self._clock(), len(why), tuple(why[:PROBLEMS_TOLD]))
         before = self._said.get(tombstone.id)
         if before is None or msgspec.structs.replace(before, at_s=said.at_s) != said:
-            await put_carried_out(self._objects, said)
+            await CARRIED_OUT_FORMAT.put(self._objects, said)
             self._said[tombstone.id] = said
 
     async def _delete(self, names: Sequence[str]) -> None:

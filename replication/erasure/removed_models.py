@@ -15,20 +15,16 @@ from typing import Final
 import msgspec
 
 from replication.constants import KIB
-from replication.errors import Damaged, FormatUnknown
 from replication.formats.keeping import ring
 from replication.formats.manifests import CACHES, MODEL_NAME, ModelName, manifest_name
-from replication.formats.members import Members, read_members
+from replication.formats.members import Members, key_of, read_members
 from replication.formats.ranges import Text, UnixS, UntilS
-from replication.formats.sealed import fetch, seal
+from replication.formats.sealed import Sealed
 from replication.problems import Problems
-from tiers.bucket.objects import ObjectInfo, Objects
+from tiers.bucket.objects import Objects
 from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused
 
-REMOVAL_BYTES_MAX: Final = 16 * KIB
-
 REMOVED = "models/removed/"
-_MAGIC = b"KVMRMV1\n"
 _PART = MODEL_NAME.removeprefix("^").removesuffix(r"\Z")
 _NAME = re.compile(f"{_PART}/{_PART}")
 
@@ -51,44 +47,38 @@ def removal_name(model: str, revision: str) -> str:
     return f"{REMOVED}{model}/{revision}"
 
 
+REMOVAL_FORMAT: Final = Sealed(b"KVMRMV1\n", Removal, 16 * KIB, lambda removal: removal.name)
+
+
 async def read_removal(objects: Objects, model: str, revision: str, now_s: float) -> Removal | None:
     """The one that forbids this revision now; None without. Raises Damaged, ObjectError."""
     try:
-        found = await _read(objects, removal_name(model, revision))
+        found = await REMOVAL_FORMAT.fetch(objects, removal_name(model, revision))
     except ObjectMissing:
         return None
     return found if now_s < found.watched_until_s else None
 
 
-async def read_removals(objects: Objects) -> list[Removal]:
-    """All that can be read. Raises ObjectError where there is no list."""
-    members = await look_for_removals(objects, (), Problems(objects.where))
-    return [removal for _, removal in members.found]
-
-
-async def look_for_removals(objects: Objects, known: Collection[str], problems: Problems) -> Members[Removal]:
+async def read_removals(
+    objects: Objects, known: Collection[str] = (), problems: Problems | None = None
+) -> Members[Removal]:
     """Those that are not known, by their keys. One that cannot be read is a problem, and left out. Raises ObjectError where there is
     no list."""
     return await read_members(
         objects,
         REMOVED,
         _NAME,
-        lambda info: _read(objects, info.name),
-        problems,
+        lambda info: REMOVAL_FORMAT.fetch(objects, info.name),
+        Problems(objects.where) if problems is None else problems,
         lambda info: key_of(info) in known,
     )
 
 
 async def put_removal(objects: Objects, removal: Removal) -> None:
     """Unless one is there that is watched for as long. Raises FormatUnknown, ObjectError."""
-    try:
-        there = await read_removal(objects, removal.model, removal.revision, 0.0)
-    except FormatUnknown:
-        raise
-    except Damaged:
-        there = None
+    there = await REMOVAL_FORMAT.there(objects, removal.name)
     if there is None or there.watched_until_s < removal.watched_until_s:
-        await objects.put(removal.name, seal(_MAGIC, removal))
+        await REMOVAL_FORMAT.put(objects, removal)
         await ring(objects)
 
 
@@ -106,16 +96,3 @@ async def manifests_of(objects: Objects, model: str, revision: str) -> AsyncIter
     async for page in objects.list(f"{CACHES}{model}/{revision}/"):
         for info in page:
             yield info.name
-
-
-def key_of(info: ObjectInfo) -> str:
-    """Of a removal: another one of the same has another."""
-    return f"{info.name} {info.e_tag}"
-
-
-async def _read(objects: Objects, name: str) -> Removal:
-    """Raises Damaged, ObjectError."""
-    found = await fetch(objects, _MAGIC, Removal, name, REMOVAL_BYTES_MAX)
-    if name != found.name:
-        raise Damaged(f"{name}: says it is {found.name}")
-    return found

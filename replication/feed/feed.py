@@ -43,6 +43,7 @@ from replication.formats.region import require_place
 from replication.formats.removed import Removed
 from replication.formats.segment import (
     FEED,
+    HEAD_FORMAT,
     HEADS,
     WRITER_NAME,
     Head,
@@ -53,7 +54,6 @@ from replication.formats.segment import (
     encode,
     encode_head,
     head_name,
-    read_head,
     segment_name,
     segment_number,
 )
@@ -563,7 +563,7 @@ class FeedReader:
     async def _first_behind(self, writer: str, position: int) -> int:
         """The number of the first segment there is behind a position, if the head tells of any; 0 if none."""
         try:
-            number = (await read_head(self._objects, writer)).number
+            number = (await HEAD_FORMAT.fetch(self._objects, head_name(writer))).number
             self._sound_heads.add(writer)
             if number <= position:
                 return 0

@@ -38,8 +38,8 @@ from replication.formats.announced import Announced, tabled, untabled, weight_by
 from replication.formats.announced_models import AnnouncedModel, heard_models
 from replication.formats.ranges import Count, Id, Number, Positions, UnixS
 from replication.formats.removed import Removed, heard_removed
-from replication.formats.sealed import fetch, is_of_later_version, seal, unseal
-from replication.formats.segment import FEED, head_name, is_segment_later, read_head, segment_number
+from replication.formats.sealed import Sealed
+from replication.formats.segment import FEED, HEAD_FORMAT, SEGMENT_FORMAT, head_name, segment_number
 from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
@@ -54,7 +54,6 @@ REMOVED_BYTES: Final = 128  # of a removal, at most
 SNAPSHOT_PARTS_MAX: Final = 1 << 16
 SNAPSHOT_REQUESTS_MAX: Final = 4  # parts in memory at a time
 SNAPSHOT_STORE_ATTEMPTS_MAX: Final = 3  # of a part that does not read back as it was put
-SNAPSHOT_MANIFEST_BYTES_MAX: Final = 16 * MIB  # of 65,536 parts and 100,000 writers
 SNAPSHOTS_KEPT: Final = 3
 DELETE_NAMES_MAX: Final = 1000  # in one call
 assert SNAPSHOT_PART_BYTES + PACK_HEADER_BYTES_MAX < SNAPSHOT_PART_BYTES_MAX
@@ -66,8 +65,6 @@ MANIFESTS = "snapshots/manifests/"
 PARTS = "snapshots/parts/"
 _NAME = re.compile(r"[0-7][0-9a-f]{15}-[0-9a-f]{8}")  # behind each number there is a next one
 _TELLS_NOTHING = 1 << 63  # nobody believes it, so any segment may go
-_MANIFEST_MAGIC = b"KVSNAP1\n"
-_PART_MAGIC = b"KVPART1\n"
 
 
 T = TypeVar("T")
@@ -128,6 +125,13 @@ def part_name(snapshot: str, number: int) -> str:
     return f"{PARTS}{snapshot}/{number:08x}"
 
 
+# Of 65,536 parts and 100,000 writers.
+MANIFEST_FORMAT: Final = Sealed(b"KVSNAP1\n", Manifest, 16 * MIB, lambda one: MANIFESTS + one.name)
+PART_FORMAT: Final = Sealed(
+    b"KVPART1\n", _PartBody, SNAPSHOT_PART_BYTES_MAX, lambda body: part_name(body.snapshot, body.number)
+)
+
+
 class Snapshots:
     """The snapshots of one region. Every method raises ObjectError where the store fails, those with a catalogue
     CatalogueDamaged."""
@@ -173,14 +177,14 @@ class Snapshots:
             await self._put_part(name, parts, (*tabled(()), (), some))
         _check_same(catalogue, renewals)
         manifest = Manifest(name, self._clock(), packs, positions, parts)
-        await self._put(MANIFESTS + name, seal(_MANIFEST_MAGIC, manifest))
+        await self._put(MANIFESTS + name, MANIFEST_FORMAT.seal(manifest))
         return manifest
 
     async def _put_part(self, name: str, parts: list[Part], said: tuple[object, ...]) -> None:
         """The next one."""
         if len(parts) == SNAPSHOT_PARTS_MAX:
             raise ObjectUnavailable(f"{self._objects.where}: a snapshot of more than {len(parts)} parts")
-        content = seal(_PART_MAGIC, (name, len(parts), *said))
+        content = PART_FORMAT.seal((name, len(parts), *said))
         await self._put(part_name(name, len(parts)), content)
         parts.append(Part(len(content), xxhash.xxh3_128_digest(content)))
 
@@ -244,7 +248,8 @@ class Snapshots:
             return Retired(0, 0, 0, 0)
         oldest = kept[-1]
         old = [info.name for info in listed if info.name < MANIFESTS + oldest.name]
-        later = {name for name in old if await self._is_later(name)}
+        # What is of a later version stays, and its parts with it.
+        later = {name for name in old if await MANIFEST_FORMAT.is_later(self._objects, name)}
         manifests = await self._delete(name for name in old if name not in later)
         parts = 0
         for name in filter(_NAME.fullmatch, await self._objects.folders(PARTS)):
@@ -261,16 +266,11 @@ class Snapshots:
             segments, writers = segments + count, writers + is_retired
         return Retired(manifests, parts, segments, writers)
 
-    async def _is_later(self, manifest: str) -> bool:
-        """Whether a snapshot is of a later version: it stays, and its parts with it."""
-        size_bytes_max = SNAPSHOT_MANIFEST_BYTES_MAX
-        return await is_of_later_version(self._objects, _MANIFEST_MAGIC, manifest, size_bytes_max)
-
     async def _told(self, writer: str) -> int:
         """The number that the head of a writer tells; 0: nobody can say. Who is as far believes it, so the next one must be there: later heads
         may not have been written."""
         try:
-            return (await read_head(self._objects, writer)).number
+            return (await HEAD_FORMAT.fetch(self._objects, head_name(writer))).number
         except (Damaged, ObjectError) as error:
             if isinstance(error, Damaged | ObjectMissing) and not isinstance(error, FormatUnknown):
                 return _TELLS_NOTHING
@@ -290,7 +290,7 @@ class Snapshots:
                 if info.modified_s < before_s and 0 < segment_number(info.name) < end
             ]
             left = page[len(old) :]
-            if old and await is_segment_later(self._objects, old[0]):
+            if old and await SEGMENT_FORMAT.is_later(self._objects, old[0]):
                 return count, False  # as all that one life of a writer has written
             is_silent = bool(left) and await self._is_silent(writer, left, covered, before_s)
             names = [info.name for info in page] if is_silent else old
@@ -312,7 +312,7 @@ class Snapshots:
         try:
             if (await self._objects.head(head_name(writer))).modified_s >= before_s:
                 return False
-            if await is_segment_later(self._objects, left[0].name):
+            if await SEGMENT_FORMAT.is_later(self._objects, left[0].name):
                 return False
             return bool(await self._delete([head_name(writer)]))
         except ObjectMissing:
@@ -344,16 +344,13 @@ class Snapshots:
         """All sound manifests."""
         for name in reversed([name async for name, _ in self._listed()]):
             try:
-                manifest = await fetch(
-                    self._objects, _MANIFEST_MAGIC, Manifest, MANIFESTS + name, SNAPSHOT_MANIFEST_BYTES_MAX
-                )
+                manifest = await MANIFEST_FORMAT.fetch(self._objects, MANIFESTS + name)
             except ObjectUnavailable:
                 raise
             except (Damaged, ObjectError) as error:
                 log.warning("%s: %s", self._objects.where, error)
                 continue
-            if manifest.name == name:
-                yield manifest
+            yield manifest
 
     async def _is_whole(self, manifest: Manifest) -> bool:
         """Whether every part is there, as long as it should be."""
@@ -385,9 +382,7 @@ class Snapshots:
         content = await self._objects.get_within(name, part.size_bytes)
         if len(content) != part.size_bytes or xxhash.xxh3_128_digest(content) != part.checksum:
             raise Damaged(f"{name}: is not what its manifest says")
-        body = unseal(_PART_MAGIC, content, _PartBody, name, SNAPSHOT_PART_BYTES_MAX)
-        if (body.snapshot, body.number) != (manifest.name, number):
-            raise Damaged(f"{name}: says it is {body.snapshot}/{body.number:08x}")
+        body = PART_FORMAT.unseal(content, name)
         entries, models = (
             untabled(body.specs, body.entries, name).found,
             heard_models(body.models, name).found,

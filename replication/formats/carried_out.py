@@ -14,16 +14,10 @@ import msgspec
 from msgspec import Meta
 
 from replication.constants import KIB, PROBLEMS_TOLD
-from replication.errors import Damaged
 from replication.formats.ranges import Count, HexId, Text, UnixS
-from replication.formats.sealed import fetch, seal
-from tiers.bucket.objects import Objects
-from tiers.errors import ObjectMissing, ObjectRefused
+from replication.formats.sealed import Sealed
 
-CARRIED_OUT_BYTES_MAX: Final = 64 * KIB
-
-CARRIED_OUT = "erased/"
-_MAGIC = b"KVERSD1\n"
+CARRIED_OUT: Final = "erased/"
 
 
 class CarriedOut(msgspec.Struct, frozen=True, array_like=True):
@@ -37,14 +31,6 @@ class CarriedOut(msgspec.Struct, frozen=True, array_like=True):
     why: Annotated[Sequence[Text], Meta(max_length=PROBLEMS_TOLD)] = ()
 
 
-async def put_carried_out(objects: Objects, said: CarriedOut) -> None:
-    """Raises ObjectError."""
-    await objects.put(CARRIED_OUT + said.tombstone, seal(_MAGIC, said))
-
-
-async def read_carried_out(objects: Objects, tombstone_id: str) -> CarriedOut | None:
-    """None where nobody has told yet. Raises ObjectError."""
-    try:
-        return await fetch(objects, _MAGIC, CarriedOut, CARRIED_OUT + tombstone_id, CARRIED_OUT_BYTES_MAX)
-    except (ObjectMissing, ObjectRefused, Damaged):
-        return None
+CARRIED_OUT_FORMAT: Final = Sealed(
+    b"KVERSD1\n", CarriedOut, 64 * KIB, lambda said: CARRIED_OUT + said.tombstone
+)

@@ -20,19 +20,15 @@ import msgspec
 from msgspec import Meta
 
 from replication.constants import KIB, MIB, NUMBERS_MAX
-from replication.errors import Damaged
 from replication.formats.members import read_members
 from replication.formats.ranges import Count, Id, Positions, Word, WriterName
-from replication.formats.sealed import fetch, seal, unseal
+from replication.formats.sealed import Sealed
 from replication.formats.segment import WRITER_NAME
 from replication.problems import Problems
 from replication.store_clock import StoreClock
 from replication.waits import passed_s
 from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectDamaged, ObjectError, ObjectRefused
-
-TERM_BYTES_MAX: Final = 4 * KIB
-NEWS_BYTES_MAX: Final = 8 * MIB  # of 100,000 writers
 
 TERMS: Final = "keeper/"
 NEWS: Final = "news"
@@ -41,9 +37,6 @@ CLOCK: Final = "clock"  # in its place, to learn the store's clock, where the be
 BELL_BYTES_MAX: Final = 64
 STUCK: Final = "stuck/"
 TERM_NAME: Final = re.compile(r"[0-7][0-9a-f]{15}")
-_TERM_MAGIC: Final = b"KVTERM1\n"
-_NEWS_MAGIC: Final = b"KVNEWS1\n"
-_STUCK_MAGIC: Final = b"KVSTUK1\n"
 
 log = logging.getLogger("replication.keeping")
 
@@ -90,25 +83,9 @@ def term_name(number: int) -> str:
     return f"{TERMS}{number:016x}"
 
 
-def encode_term(term: Term) -> bytes:
-    return seal(_TERM_MAGIC, term)
-
-
-def encode_news(news: News) -> bytes:
-    return seal(_NEWS_MAGIC, news)
-
-
-def decode_news(content: bytes | memoryview) -> News:
-    """Raises Damaged."""
-    return unseal(_NEWS_MAGIC, content, News, NEWS, NEWS_BYTES_MAX)
-
-
-async def read_term(objects: Objects, info: ObjectInfo) -> Term:
-    """Raises Damaged, ObjectError."""
-    term = await fetch(objects, _TERM_MAGIC, Term, info.name, TERM_BYTES_MAX)
-    if term.name != info.name:
-        raise Damaged(f"{info.name}: says it is {term.name}")
-    return term
+TERM_FORMAT: Final = Sealed(b"KVTERM1\n", Term, 4 * KIB, lambda term: term.name)
+NEWS_FORMAT: Final = Sealed(b"KVNEWS1\n", News, 8 * MIB)  # of 100,000 writers
+STUCK_FORMAT: Final = Sealed(b"KVSTUK1\n", Holder, 4 * KIB)
 
 
 async def ring(objects: Objects) -> None:
@@ -146,7 +123,7 @@ async def store_now_s(objects: Objects, name: str = BELL) -> float:
 
 async def put_stuck(objects: Objects, holder: Holder) -> None:
     """Raises ObjectError."""
-    await objects.put(STUCK + holder.life, seal(_STUCK_MAGIC, holder))
+    await objects.put(STUCK + holder.life, STUCK_FORMAT.seal(holder))
     await ring(objects)
 
 
@@ -154,7 +131,7 @@ async def stuck(objects: Objects, problems: Problems) -> list[str]:
     """The names of what those who are stuck have put. Raises ObjectError."""
 
     async def read(info: ObjectInfo) -> Holder:
-        return await fetch(objects, _STUCK_MAGIC, Holder, info.name, TERM_BYTES_MAX)
+        return await STUCK_FORMAT.fetch(objects, info.name)
 
     members = await read_members(objects, STUCK, WRITER_NAME, read, problems)
     return [info.name for info, _ in members.found]

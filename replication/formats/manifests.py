@@ -29,7 +29,7 @@ from msgspec import Meta
 
 from replication.errors import Damaged
 from replication.formats.ranges import Size, Text, UnixS, Word
-from replication.formats.sealed import seal, unseal
+from replication.formats.sealed import Sealed
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectDamaged
 from tiers.parsing import ParserErrors, is_later, parser_failure
@@ -124,8 +124,7 @@ class _Written(Head, frozen=True, array_like=True):
 class Manifest(Head, frozen=True, array_like=True):
     """One revision of a model, or the compile caches of one.
 
-    content: as `content_of` its files. published_s: unix seconds, by the clock of the store that it was published to, or, by earlier
-    versions, the publisher's; 0: not said. published_by: who, in words. source: where it was before: a path, a repository.
+    content: as `content_of` its files. published_s: unix seconds, by the clock of the store that it was published to; 0: not said. published_by: who, in words. source: where it was before: a path, a repository.
     about: of caches, what they were made with. chunks: each once, however often files have it.
     """
 
@@ -192,30 +191,25 @@ def encode(manifest: Manifest) -> bytes:
         msgspec.Raw(msgspec.msgpack.encode(chunks[at : at + PAGE_CHUNKS_MAX]))
         for at in range(0, len(chunks), PAGE_CHUNKS_MAX)
     ]
-    return seal(_MAGIC, _Written(**_head_of(manifest), chunks=pages, files=manifest.files))
+    return _WRITTEN.seal(_Written(**_head_of(manifest), chunks=pages, files=manifest.files))
 
 
 def _head_of(written: Head) -> dict[str, Any]:
     return {name: getattr(written, name) for name in Head.__struct_fields__}
 
 
-def _unsealed(content: bytes | memoryview, kind: type[H], where: str) -> H:
-    if is_of_other_version(content) and not is_later(content, _MAGIC):
-        found = bytes(content[:8])
-        raise Damaged(
-            f"{where}: of format {found!r}, known here is {_MAGIC!r}: an older kvstore has written it"
-        )
-    return unseal(_MAGIC, content, kind, where, MANIFEST_BYTES_MAX)
+_HEAD: Final = Sealed(_MAGIC, Head, MANIFEST_BYTES_MAX)
+_WRITTEN: Final = Sealed(_MAGIC, _Written, MANIFEST_BYTES_MAX)
 
 
 def decode_head(content: bytes | memoryview, where: str) -> Head:
     """where: its name, for people. Raises Damaged."""
-    return _unsealed(content, Head, where)
+    return _HEAD.unseal(content, where)
 
 
 def decode(content: bytes | memoryview, where: str) -> Manifest:
     """where: its name, for people. Raises Damaged."""
-    written = _unsealed(content, _Written, where)
+    written = _WRITTEN.unseal(content, where)
     try:
         chunks = [chunk for page in written.chunks for chunk in _page.decode(page)]
     except ParserErrors as error:
@@ -226,9 +220,9 @@ def decode(content: bytes | memoryview, where: str) -> Manifest:
     return manifest
 
 
-def is_of_other_version(content: bytes | memoryview) -> bool:
-    """Whether it is a manifest of a version that is not known here: nobody here may replace or delete it."""
-    return bytes(content[:7]) == _MAGIC[:7] and bytes(content[:8]) != _MAGIC
+def is_manifest_later(content: bytes | memoryview) -> bool:
+    """Whether it is a manifest of a later version: nobody here may replace or delete it."""
+    return is_later(content, _MAGIC)
 
 
 async def read_manifest(objects: Objects, model: str, revision: str, key: str = "") -> Manifest:

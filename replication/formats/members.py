@@ -36,6 +36,15 @@ class Members(NamedTuple, Generic[T]):
     unavailable: str
     is_empty: bool
 
+    @property
+    def by_key(self) -> dict[str, T]:
+        return {key_of(info): one for info, one in self.found}
+
+
+def key_of(info: ObjectInfo) -> str:
+    """Of a member as it is now: what is put there later has another one."""
+    return f"{info.name} {info.e_tag}"
+
 
 async def read_members(
     objects: Objects,

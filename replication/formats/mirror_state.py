@@ -19,7 +19,7 @@ from msgspec import Meta
 from replication.constants import HEAD_NUMBERS, HEARTBEAT_LATE_S, MIB
 from replication.errors import Damaged
 from replication.formats.ranges import NAME, AgeS, Count, Positions, RegionName, Share, Size, UnixS, Word
-from replication.formats.sealed import fetch, seal
+from replication.formats.sealed import Sealed
 from replication.formats.segment import HEADS, WRITER_NAME, ahead
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError, ObjectMissing, ObjectUnavailable
@@ -27,11 +27,9 @@ from tiers.together import together
 
 LAGS_KEPT: Final = 4096  # of the latest copies
 IN_TIME_S: Final = 900.0  # how soon a copy should be there
-MIRROR_STATE_BYTES_MAX: Final = 16 * MIB  # of 100,000 writers
 
 MIRRORS = "mirrors/"
 NOT_REACHED = "not reached yet"  # the problem of a mirror that has just begun
-_MAGIC = b"KVMIRR1\n"
 
 Judgement = Literal[
     "never ran", "stopped", "problem", "failed", "copying what was there before", "late", "ok"
@@ -153,20 +151,17 @@ class Lags:
         }
 
 
-def encode_state(state: MirrorState) -> bytes:
-    return seal(_MAGIC, state)
+MIRROR_STATE_FORMAT: Final = Sealed(  # of 100,000 writers
+    b"KVMIRR1\n", MirrorState, 16 * MIB, lambda state: MIRRORS + state.source
+)
 
 
 async def read_state(objects: Objects, source: str) -> MirrorState:
     """What the mirror of this source has written down; an empty state if it has not. Raises Damaged, ObjectError."""
-    name = MIRRORS + source
     try:
-        state = await fetch(objects, _MAGIC, MirrorState, name, MIRROR_STATE_BYTES_MAX)
+        return await MIRROR_STATE_FORMAT.fetch(objects, MIRRORS + source)
     except ObjectMissing:
         return MirrorState(source=source)
-    if state.source != source:
-        raise Damaged(f"{name}: says it is of {state.source}")
-    return state
 
 
 async def read_mirrors(objects: Objects, sources: Iterable[str] = ()) -> list[MirrorState]:

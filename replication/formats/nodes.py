@@ -18,19 +18,17 @@ from msgspec import Meta
 from replication.constants import MIB, NODE_PROBLEMS_MAX, NODE_ROWS_MAX
 from replication.errors import Damaged
 from replication.formats.ranges import AgeS, Count, HexId, Rate, Size, Text, UnixS, Word
-from replication.formats.sealed import fetch, is_of_later_version, seal
+from replication.formats.sealed import Sealed
 from replication.formats.segment import WRITER_NAME
 from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.together import together
 
-NODE_BYTES_MAX: Final = 1 * MIB
 NODE_READS_MAX: Final = 32  # at a time
 TRAFFIC_TOKENS_MIN: Final = 10_000  # asked for: of less no share is stated
 TRAFFIC_HALF_LIFE_S: Final = 24 * 3600.0  # after which a token that was asked for counts half
 
 NODES = "nodes/"
-_MAGIC = b"KVNODE1\n"
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True):
@@ -113,17 +111,7 @@ class Nodes(NamedTuple):
     unread: list[Unread]
 
 
-async def put_node(objects: Objects, node: Node) -> None:
-    """Raises ObjectError."""
-    await objects.put(NODES + node.writer, seal(_MAGIC, node))
-
-
-async def read_node(objects: Objects, writer: str) -> Node | None:
-    """None where there is none that can be understood. Raises ObjectError."""
-    try:
-        return await _read(objects, writer)
-    except (ObjectMissing, ObjectRefused, Damaged):
-        return None
+NODE_FORMAT: Final = Sealed(b"KVNODE1\n", Node, 1 * MIB, lambda node: NODES + node.writer)
 
 
 async def read_nodes(objects: Objects) -> Nodes:
@@ -135,7 +123,7 @@ async def read_nodes(objects: Objects) -> Nodes:
     async def one(info: ObjectInfo) -> Node | Unread | None:
         writer = info.name[len(NODES) :]
         try:
-            return await _read(objects, writer)
+            return await NODE_FORMAT.fetch(objects, info.name)
         except ObjectMissing:
             return None
         except (ObjectUnavailable, ObjectRefused, Damaged) as error:
@@ -158,17 +146,8 @@ async def silent_nodes(objects: Objects, before_s: float) -> list[ObjectInfo]:
         info
         for info in infos
         if info.modified_s < before_s and WRITER_NAME.fullmatch(info.name[len(NODES) :])
-        if not await is_of_later_version(objects, _MAGIC, info.name, NODE_BYTES_MAX)
+        if not await NODE_FORMAT.is_later(objects, info.name)
     ]
-
-
-async def _read(objects: Objects, writer: str) -> Node:
-    """Raises Damaged, ObjectError."""
-    name = NODES + writer
-    found = await fetch(objects, _MAGIC, Node, name, NODE_BYTES_MAX)
-    if found.writer != writer:
-        raise Damaged(f"{name}: says it is of {found.writer}")
-    return found
 
 
 def durable_share(

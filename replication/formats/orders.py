@@ -20,15 +20,14 @@ from msgspec import Meta
 
 from replication.constants import KIB
 from replication.deleting import delete_each
-from replication.errors import Damaged, FormatUnknown
 from replication.formats.keeping import ring
-from replication.formats.members import HEX_ID, Members, read_members
+from replication.formats.members import HEX_ID, Members, key_of, read_members
 from replication.formats.ranges import Count, Rate, Size, Text, UnixS
 from replication.formats.rules import any_fits
-from replication.formats.sealed import fetch, seal
+from replication.formats.sealed import Sealed
 from replication.problems import Problems
 from tiers.bucket.objects import ObjectInfo, Objects
-from tiers.errors import ObjectMissing, ObjectRefused
+from tiers.errors import ObjectMissing
 from tiers.namespace_spec import NamespaceSpec
 
 ORDER_BYTES_MAX: Final = 64 * KIB  # of an order, and of progress
@@ -37,8 +36,6 @@ ORDER_PATTERNS_MAX: Final = 256  # of models, and of tenants
 ORDERS = "orders/"
 PROGRESS = "warming/"
 MIRROR = "mirror-"  # before the name of its source
-_ORDER_MAGIC = b"KVORDR1\n"
-_PROGRESS_MAGIC = b"KVPROG1\n"
 
 _WHO = re.compile(r"[A-Za-z0-9._=+-]{1,80}")
 
@@ -75,7 +72,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return not self.weights and any_fits(self.models, model) and any_fits(self.tenants, tenant)
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class Progress(msgspec.Struct, kw_only=True):
     """Of one daemon, or of one mirror, which copies.
 
     made_s: of the order that it is about. at_s: when this was written, unix seconds. packs, total_bytes: chosen; done_…: of these, held
@@ -102,54 +99,34 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         return self.who.startswith(MIRROR)
 
 
+ORDER_FORMAT: Final = Sealed(b"KVORDR1\n", Order, ORDER_BYTES_MAX, lambda order: ORDERS + order.id)
+PROGRESS_FORMAT: Final = Sealed(b"KVPROG1\n", Progress, ORDER_BYTES_MAX)
+
+
 async def put_order(objects: Objects, order: Order) -> Order:
     """Order it; what is in force then: one that is there already is prolonged, and not begun anew. Raises FormatUnknown, ObjectError."""
-    there = await read_order(objects, order.id)
+    there = await ORDER_FORMAT.there(objects, ORDERS + order.id)
     if there is not None and there.until_s > order.made_s:
         if there.until_s >= order.until_s:
             return there
         order = msgspec.structs.replace(order, made_s=there.made_s)
-    await objects.put(ORDERS + order.id, seal(_ORDER_MAGIC, order))
+    await ORDER_FORMAT.put(objects, order)
     await ring(objects)
     return order
 
 
-async def read_order(objects: Objects, order_id: str) -> Order | None:
-    """None where there is none that can be understood. Raises FormatUnknown, ObjectError."""
-    name = ORDERS + order_id
-    try:
-        return await _read(objects, name)
-    except FormatUnknown:
-        raise
-    except (ObjectMissing, ObjectRefused, Damaged):
-        return None
-
-
 async def read_orders(
     objects: Objects, known: Mapping[str, Order], problems: Problems | None = None
-) -> dict[str, Order]:
-    """All that are there, by "name etag"; `known` ones are not read again. What cannot be read is a problem, and left out.
+) -> Members[Order]:
+    """All that are there; `known` ones, by their keys, are not read again. What cannot be read is a problem, and left out.
     Raises ObjectError where there is no list."""
-    return by_key(
-        await look_for_orders(objects, known, Problems(objects.where) if problems is None else problems)
-    )
-
-
-async def look_for_orders(objects: Objects, known: Mapping[str, Order], problems: Problems) -> Members[Order]:
-    """The same, and whether there are some that may be read later."""
 
     async def read(info: ObjectInfo) -> Order:
-        return known.get(_key(info)) or await _read(objects, info.name)
+        return known.get(key_of(info)) or await ORDER_FORMAT.fetch(objects, info.name)
 
-    return await read_members(objects, ORDERS, HEX_ID, read, problems)
-
-
-def by_key(members: Members[Order]) -> dict[str, Order]:
-    return {_key(info): order for info, order in members.found}
-
-
-def _key(info: ObjectInfo) -> str:
-    return f"{info.name} {info.e_tag}"
+    return await read_members(
+        objects, ORDERS, HEX_ID, read, Problems(objects.where) if problems is None else problems
+    )
 
 
 async def cancel_order(objects: Objects, order_id: str) -> bool:
@@ -169,7 +146,7 @@ async def clear_over(objects: Objects, now_s: float) -> None:
     """Remove orders whose time is over, and progress of orders that are gone. Raises ObjectError."""
     told = await objects.folders(PROGRESS)  # first: an order is put before its progress
     orders = await read_orders(objects, {})
-    over = {order.id for order in orders.values() if order.until_s <= now_s}
+    over = {order.id for _, order in orders.found if order.until_s <= now_s}
     await delete_each(objects.delete, [ORDERS + order_id for order_id in sorted(over)])
     there = {info.name[len(ORDERS) :] async for page in objects.list(ORDERS) for info in page}
     for order_id in filter(HEX_ID.fullmatch, told):
@@ -179,17 +156,13 @@ async def clear_over(objects: Objects, now_s: float) -> None:
 
 async def put_progress(objects: Objects, order: Order, progress: Progress) -> None:
     """Raises ObjectError."""
-    await objects.put(f"{PROGRESS}{order.id}/{progress.who}", seal(_PROGRESS_MAGIC, progress))
+    await objects.put(f"{PROGRESS}{order.id}/{progress.who}", PROGRESS_FORMAT.seal(progress))
 
 
 async def read_progress(objects: Objects, order: Order, who: str) -> Progress | None:
     """What was told of this life of an order; None if nothing was that can be understood. Raises ObjectError."""
-    name = f"{PROGRESS}{order.id}/{who}"
-    try:
-        found = await fetch(objects, _PROGRESS_MAGIC, Progress, name, ORDER_BYTES_MAX)
-    except (ObjectMissing, ObjectRefused, Damaged):
-        return None
-    return found if (found.who, found.made_s) == (who, order.made_s) else None
+    found = await PROGRESS_FORMAT.hint(objects, f"{PROGRESS}{order.id}/{who}")
+    return found if found is not None and (found.who, found.made_s) == (who, order.made_s) else None
 
 
 async def read_all_progress(objects: Objects, order: Order) -> list[Progress]:
@@ -206,11 +179,3 @@ async def read_all_progress(objects: Objects, order: Order) -> list[Progress]:
 async def _forget(objects: Objects, order_id: str) -> None:
     async for page in objects.list(f"{PROGRESS}{order_id}/"):
         await delete_each(objects.delete, [info.name for info in page])
-
-
-async def _read(objects: Objects, name: str) -> Order:
-    """Raises Damaged, ObjectError."""
-    found = await fetch(objects, _ORDER_MAGIC, Order, name, ORDER_BYTES_MAX)
-    if name != ORDERS + found.id:
-        raise Damaged(f"{name}: an order of another name")
-    return found

@@ -11,9 +11,8 @@ each number is (replication/formats/ranges.py), and whatever does not fit is `Da
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable, Sequence
-from functools import cache
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 import xxhash
@@ -34,42 +33,81 @@ def seal(magic: bytes, value: object) -> bytes:
     return _PRELUDE.pack(magic, len(body), 0, xxhash.xxh3_128_digest(body)) + body
 
 
-async def is_of_later_version(objects: Objects, magic: bytes, name: str, size_bytes_max: int) -> bool:
-    """See `is_later`; False where it cannot be read. Raises ObjectUnavailable."""
-    try:
-        return is_later(await objects.get_within(name, size_bytes_max), magic)
-    except (ObjectDamaged, ObjectMissing, ObjectRefused):
-        return False
+class Sealed(Generic[T]):
+    """One kind of object."""
 
+    def __init__(
+        self, magic: bytes, kind: type[T], size_bytes_max: int, name_of: Callable[[T], str] | None = None
+    ) -> None:
+        """size_bytes_max: of an object; what is larger is not read. name_of: where it lies that says this: under any other name it is
+        damaged."""
+        self.size_bytes_max = size_bytes_max
+        self._magic = magic
+        self._name_of = name_of
+        self._decoder = msgspec.msgpack.Decoder(kind)
 
-async def fetch(objects: Objects, magic: bytes, kind: type[T], name: str, size_bytes_max: int) -> T:
-    """What an object says, none of which is fetched if it is too large. Raises Damaged, FormatUnknown, ObjectError."""
-    try:
-        content = await objects.get_within(name, size_bytes_max)
-    except ObjectDamaged as error:
-        raise Damaged(str(error)) from error
-    return unseal(magic, content, kind, name, size_bytes_max)
+    def seal(self, value: object) -> bytes:
+        return seal(self._magic, value)
 
+    def unseal(self, content: bytes | memoryview, where: str) -> T:
+        """What an object says. where: its name. Raises Damaged, FormatUnknown."""
+        if not PRELUDE_BYTES <= len(content) <= self.size_bytes_max:
+            allowed = f"{PRELUDE_BYTES} to {self.size_bytes_max}"
+            raise Damaged(f"{where}: {len(content)} bytes: allowed are {allowed}")
+        magic = self._magic
+        found, body_bytes, zeros, checksum = _PRELUDE.unpack_from(content)
+        if is_later(content, magic):
+            raise FormatUnknown(
+                f"{where}: of a later version: begins with {found!r}, known here is {magic!r}"
+            )
+        if found != magic:
+            raise Damaged(f"{where}: begins with {bytes(found)!r}, not with {magic!r}")
+        body = content[PRELUDE_BYTES : PRELUDE_BYTES + body_bytes]
+        if zeros or len(body) != body_bytes or xxhash.xxh3_128_digest(body) != checksum:
+            raise Damaged(f"{where}: its checksum does not match")
+        try:
+            value = self._decoder.decode(body)
+        except ParserErrors as error:
+            raise Damaged(f"{where}: not understood: {parser_failure(error)}") from error
+        if self._name_of is not None and (name := self._name_of(value)) != where:
+            raise Damaged(f"{where}: says it is {name}")
+        return value
 
-def unseal(magic: bytes, content: bytes | memoryview, kind: type[T], where: str, size_bytes_max: int) -> T:
-    """What an object says. where: its name, for people. Raises Damaged, FormatUnknown."""
-    if not PRELUDE_BYTES <= len(content) <= size_bytes_max:
-        raise Damaged(f"{where}: {len(content)} bytes: allowed are {PRELUDE_BYTES} to {size_bytes_max}")
-    found, body_bytes, zeros, checksum = _PRELUDE.unpack_from(content)
-    if is_later(content, magic):
-        raise FormatUnknown(f"{where}: of a later version: begins with {found!r}, known here is {magic!r}")
-    if found != magic:
-        raise Damaged(f"{where}: begins with {bytes(found)!r}, not with {magic!r}")
-    body = content[PRELUDE_BYTES : PRELUDE_BYTES + body_bytes]
-    if zeros or len(body) != body_bytes or xxhash.xxh3_128_digest(body) != checksum:
-        raise Damaged(f"{where}: its checksum does not match")
-    decoder = _decoder(
-        cast("Hashable", kind)
-    )  # not below: a type that msgspec does not take is a bug of ours
-    try:
-        return cast("T", decoder.decode(body))
-    except ParserErrors as error:
-        raise Damaged(f"{where}: not understood: {parser_failure(error)}") from error
+    async def put(self, objects: Objects, value: T) -> None:
+        """Under its name. Raises ObjectError."""
+        assert self._name_of is not None
+        await objects.put(self._name_of(value), self.seal(value))
+
+    async def fetch(self, objects: Objects, name: str) -> T:
+        """None of it is fetched if it is too large. Raises Damaged, FormatUnknown, ObjectError."""
+        try:
+            content = await objects.get_within(name, self.size_bytes_max)
+        except ObjectDamaged as error:
+            raise Damaged(str(error)) from error
+        return self.unseal(content, name)
+
+    async def there(self, objects: Objects, name: str) -> T | None:
+        """The same; None where there is none that can be understood. Raises FormatUnknown: nobody here may replace it; ObjectError."""
+        try:
+            return await self.fetch(objects, name)
+        except FormatUnknown:
+            raise
+        except (ObjectMissing, ObjectRefused, Damaged):
+            return None
+
+    async def hint(self, objects: Objects, name: str) -> T | None:
+        """The same of what nothing is decided by: None also for a later version. Raises ObjectError."""
+        try:
+            return await self.there(objects, name)
+        except FormatUnknown:
+            return None
+
+    async def is_later(self, objects: Objects, name: str) -> bool:
+        """Whether it is of a later version; False where it cannot be read. Raises ObjectUnavailable."""
+        try:
+            return is_later(await objects.get_within(name, self.size_bytes_max), self._magic)
+        except (ObjectDamaged, ObjectMissing, ObjectRefused):
+            return False
 
 
 class Heard(NamedTuple, Generic[T]):
@@ -91,8 +129,3 @@ def heard(raws: Sequence[msgspec.Raw], understood: Callable[[msgspec.Raw], T], w
             unsound += 1
             reason = reason or f"{where}: {parser_failure(error)}"
     return Heard(found, unsound, reason)
-
-
-@cache
-def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(kind)

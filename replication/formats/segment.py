@@ -25,13 +25,11 @@ from replication.constants import (
     SEGMENT_MODELS_MAX,
     SEGMENT_REMOVED_MAX,
 )
-from replication.errors import Damaged
 from replication.formats.announced import Announced, tabled, untabled, weight_bytes
 from replication.formats.announced_models import AnnouncedModel, heard_models
 from replication.formats.ranges import Number, UnixS, WriterName
 from replication.formats.removed import Removed, heard_removed
-from replication.formats.sealed import fetch, is_of_later_version, seal, unseal
-from tiers.bucket.objects import Objects
+from replication.formats.sealed import Sealed
 from tiers.namespace_spec import NamespaceSpec
 from tiers.packs.packs import PACK_HEADER_BYTES_MAX
 
@@ -42,8 +40,6 @@ assert SEGMENT_CUT_BYTES + PACK_HEADER_BYTES_MAX < SEGMENT_BYTES_MAX
 
 FEED = "feed/"
 HEADS = "heads/"
-_SEGMENT_MAGIC = b"KVFEED1\n"
-_HEAD_MAGIC = b"KVHEAD1\n"
 WRITER_NAME = re.compile(r"[0-9a-f]{16}")
 _NUMBER = re.compile(
     r"[0-7][0-9a-f]{15}"
@@ -96,20 +92,30 @@ def head_name(writer: str) -> str:
     return f"{HEADS}{writer}"
 
 
+SEGMENT_FORMAT: Final = Sealed(
+    b"KVFEED1\n", _Body, SEGMENT_BYTES_MAX, lambda body: segment_name(body.writer, body.number)
+)
+HEAD_FORMAT: Final = Sealed(b"KVHEAD1\n", Head, HEAD_BYTES_MAX)
+
+
 def encode(segment: Segment) -> bytes:
     specs, entries = tabled(segment.entries, is_said=False)
-    rest = (
-        (segment.models, segment.removed) if segment.removed else (segment.models,) if segment.models else ()
+    said = (
+        segment.writer,
+        segment.number,
+        segment.written_s,
+        specs,
+        entries,
+        segment.models,
+        segment.removed,
     )
-    return seal(_SEGMENT_MAGIC, (segment.writer, segment.number, segment.written_s, specs, entries, *rest))
+    return SEGMENT_FORMAT.seal(said)
 
 
 def decode(content: bytes | memoryview, writer: str, number: int) -> Segment:
     """The segment of this name. Raises Damaged."""
     where = segment_name(writer, number)
-    body = unseal(_SEGMENT_MAGIC, content, _Body, where, SEGMENT_BYTES_MAX)
-    if (body.writer, body.number) != (writer, number):
-        raise Damaged(f"{where}: says it is {body.writer}/{body.number:016x}")
+    body = SEGMENT_FORMAT.unseal(content, where)
     entries, unsound, reason = untabled(body.specs, body.entries, where)
     models, removed = heard_models(body.models, where), heard_removed(body.removed, where)
     unsound += models.unsound + removed.unsound
@@ -119,25 +125,10 @@ def decode(content: bytes | memoryview, writer: str, number: int) -> Segment:
     )
 
 
-async def is_segment_later(objects: Objects, name: str) -> bool:
-    """Whether the segment of this name is of a later version. Raises ObjectUnavailable."""
-    return await is_of_later_version(objects, _SEGMENT_MAGIC, name, SEGMENT_BYTES_MAX)
-
-
 def encode_head(head: Head) -> bytes:
-    content = seal(_HEAD_MAGIC, head)
+    content = HEAD_FORMAT.seal(head)
     assert len(content) <= HEAD_BYTES_MIN
     return content.ljust(HEAD_BYTES_MIN + head.number % HEAD_NUMBERS, b"\0")
-
-
-def decode_head(content: bytes | memoryview, where: str) -> Head:
-    """Raises Damaged."""
-    return unseal(_HEAD_MAGIC, content, Head, where, HEAD_BYTES_MAX)
-
-
-async def read_head(objects: Objects, writer: str) -> Head:
-    """Raises Damaged, ObjectError."""
-    return await fetch(objects, _HEAD_MAGIC, Head, head_name(writer), HEAD_BYTES_MAX)
 
 
 def ahead(head_bytes: int, position: int) -> int:

@@ -24,25 +24,23 @@ import xxhash
 from msgspec import Meta
 
 from replication.constants import MIB
-from replication.errors import Damaged, FormatUnknown
 from replication.formats.keeping import ring
-from replication.formats.members import HEX_ID, Members, read_members
+from replication.formats.members import HEX_ID, Members, key_of, read_members
 from replication.formats.ranges import BlockHash, Count, HexId, Id, Text, UntilS
 from replication.formats.region import require_place
-from replication.formats.sealed import fetch, seal
+from replication.formats.sealed import Sealed
 from replication.problems import Problems
-from tiers.bucket.objects import ObjectInfo, Objects
-from tiers.errors import ObjectMissing, ObjectRefused
+from tiers.bucket.objects import Objects
+from tiers.errors import ObjectMissing
 from tiers.namespace_spec import NamespaceSpec
 
 T = TypeVar("T")
-TOMBSTONE_BYTES_MAX: Final = 1 * MIB
-BEHIND_BLOCKS_MAX: Final = 8192  # in one object: of 64 bytes at most, and less than TOMBSTONE_BYTES_MAX
+BEHIND_BLOCKS_MAX: Final = (
+    8192  # in one object: of 64 bytes at most, and less than what such an object may have
+)
 
 TOMBSTONES = "tombstones/"
 BEHIND = "behind/"
-_MAGIC = b"KVTOMB1\n"
-_BEHIND_MAGIC = b"KVBEHD1\n"
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,17 +77,20 @@ class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+TOMBSTONE_FORMAT: Final = Sealed(b"KVTOMB1\n", Tombstone, 1 * MIB, lambda one: TOMBSTONES + one.id)
+
+
 async def bury(objects: Objects, tombstone: Tombstone) -> Tombstone:
     """Erase what it names, once more if it was erased before. Returns the tombstone that was put: it is watched for as long as the one
     that was there, and has a higher serial. Raises FormatUnknown, ObjectError."""
-    there = await _there(objects, tombstone)
+    there = await TOMBSTONE_FORMAT.there(objects, TOMBSTONES + tombstone.id)
     if there is not None:
         tombstone = msgspec.structs.replace(
             tombstone,
             watched_until_s=max(tombstone.watched_until_s, there.watched_until_s),
             serial=max(tombstone.serial, there.serial + 1),
         )
-    await objects.put(TOMBSTONES + tombstone.id, seal(_MAGIC, tombstone))
+    await TOMBSTONE_FORMAT.put(objects, tombstone)
     await ring(objects)
     return tombstone
 
@@ -97,71 +98,44 @@ async def bury(objects: Objects, tombstone: Tombstone) -> Tombstone:
 async def take_back(objects: Objects, tombstone_id: str) -> Tombstone | None:
     """From now on what it names is kept again. Returns the one that was there, None for none. Raises Damaged, ObjectError."""
     try:
-        there = await _read(objects, TOMBSTONES + tombstone_id)
+        there = await TOMBSTONE_FORMAT.fetch(objects, TOMBSTONES + tombstone_id)
     except ObjectMissing:
         return None
     if not there.is_taken_back:
         back = msgspec.structs.replace(there, watched_until_s=0, serial=there.serial + 1)
-        await objects.put(TOMBSTONES + tombstone_id, seal(_MAGIC, back))
+        await TOMBSTONE_FORMAT.put(objects, back)
         await ring(objects)
     return there
 
 
 async def bring(objects: Objects, tombstone: Tombstone) -> bool:
     """Put one that another region has, unless the same or a later one is there; whether it was put. Raises FormatUnknown, ObjectError."""
-    there = await _there(objects, tombstone)
+    there = await TOMBSTONE_FORMAT.there(objects, TOMBSTONES + tombstone.id)
     if there is not None and not tombstone.outranks(there):
         return False
-    await objects.put(TOMBSTONES + tombstone.id, seal(_MAGIC, tombstone))
+    await TOMBSTONE_FORMAT.put(objects, tombstone)
     await ring(objects)
     return True
 
 
-async def _there(objects: Objects, tombstone: Tombstone) -> Tombstone | None:
-    """The one of the same that is there, if anybody can read it. Raises FormatUnknown, ObjectError."""
-    try:
-        return await _read(objects, TOMBSTONES + tombstone.id)
-    except FormatUnknown:
-        raise  # who knows more has erased it
-    except (ObjectMissing, ObjectRefused, Damaged):
-        return None
-
-
 async def read_tombstones(
     objects: Objects, known: Collection[str] = (), problems: Problems | None = None
-) -> dict[str, Tombstone]:
-    """By name, those whose ETags are not known: "name etag". Raises ObjectError where there is no list.
+) -> Members[Tombstone]:
+    """Those whose keys are not known. Raises ObjectError where there is no list, or there are none and the place is away.
 
     One that cannot be read erases nothing, and is a problem for as long as it is there.
     """
-    return by_key(
-        await look_for_tombstones(objects, known, Problems(objects.where) if problems is None else problems)
-    )
-
-
-async def look_for_tombstones(
-    objects: Objects, known: Collection[str], problems: Problems
-) -> Members[Tombstone]:
-    """The same, and whether there are some that may be read later. Raises ObjectError, too, where there are none and the place is away."""
     members = await read_members(
         objects,
         TOMBSTONES,
         HEX_ID,
-        lambda info: _read(objects, info.name),
-        problems,
-        lambda info: _key(info) in known,
+        lambda info: TOMBSTONE_FORMAT.fetch(objects, info.name),
+        Problems(objects.where) if problems is None else problems,
+        lambda info: key_of(info) in known,
     )
     if members.is_empty:
         await require_place(objects)
     return members
-
-
-def by_key(members: Members[Tombstone]) -> dict[str, Tombstone]:
-    return {_key(info): tombstone for info, tombstone in members.found}
-
-
-def _key(info: ObjectInfo) -> str:
-    return f"{info.name} {info.e_tag}"
 
 
 class Behind(msgspec.Struct, array_like=True):
@@ -172,6 +146,7 @@ class Behind(msgspec.Struct, array_like=True):
     links: Annotated[list[tuple[BlockHash, BlockHash]], Meta(max_length=BEHIND_BLOCKS_MAX // 2)] = []
 
 
+BEHIND_FORMAT: Final = Sealed(b"KVBEHD1\n", Behind, 1 * MIB)
 _BEHIND_NAME = re.compile(r"[0-9a-f]{32}/[0-9a-f]{32}")
 
 
@@ -186,7 +161,7 @@ async def put_behind(
     said = [Behind(tombstone_id, part) for part in _parts(sorted(blocks), size)]
     said += [Behind(tombstone_id, [], part) for part in _parts(sorted(links), size // 2)]
     for one in said:
-        content = seal(_BEHIND_MAGIC, one)
+        content = BEHIND_FORMAT.seal(one)
         await objects.put(f"{BEHIND}{tombstone_id}/{xxhash.xxh3_128_hexdigest(content)}", content)
     if said:
         await ring(objects)
@@ -203,17 +178,9 @@ async def read_behind(objects: Objects, known: set[str], problems: Problems | No
         objects,
         BEHIND,
         _BEHIND_NAME,
-        lambda info: fetch(objects, _BEHIND_MAGIC, Behind, info.name, TOMBSTONE_BYTES_MAX),
+        lambda info: BEHIND_FORMAT.fetch(objects, info.name),
         Problems(objects.where) if problems is None else problems,
         lambda info: info.name in known,
     )
     known.update(info.name for info, _ in members.found)
     return [said for _, said in members.found]
-
-
-async def _read(objects: Objects, name: str) -> Tombstone:
-    """Raises Damaged, ObjectError."""
-    found = await fetch(objects, _MAGIC, Tombstone, name, TOMBSTONE_BYTES_MAX)
-    if name != TOMBSTONES + found.id:
-        raise Damaged(f"{name}: a tombstone of another name")
-    return found

@@ -35,15 +35,14 @@ from replication.deleting import delete_each
 from replication.errors import Damaged, ReplicationError
 from replication.formats.keeping import (
     NEWS,
+    NEWS_FORMAT,
+    TERM_FORMAT,
     TERM_NAME,
     TERMS,
     Holder,
     News,
     Term,
-    encode_news,
-    encode_term,
     measure,
-    read_term,
     ring,
     term_name,
 )
@@ -184,7 +183,7 @@ class Keeper:
         try:
             async with asyncio.timeout(RESIGN_S):
                 news = News(term.number, self.holder, self._beat + 1, 0, is_over=True)
-                await self._objects.put(NEWS, encode_news(news))
+                await self._objects.put(NEWS, NEWS_FORMAT.seal(news))
         except (ObjectError, TimeoutError) as error:
             log.info("%s: the lease ends by itself: %s", self._objects.where, error)
 
@@ -258,7 +257,7 @@ class Keeper:
         for number in range(first, first + TAKE_TRIES_MAX):
             term = Term(number, self.holder)
             try:
-                await self._objects.put(term.name, encode_term(term), only_new=True)
+                await self._objects.put(term.name, TERM_FORMAT.seal(term), only_new=True)
             except ObjectRefused:
                 raise
             except ObjectError as error:
@@ -275,9 +274,8 @@ class Keeper:
 
     async def _holder_of(self, term: Term) -> Holder | None:
         """Of the term of this name as it is; None where there is something else. Raises ObjectError: none is there, say."""
-        info = ObjectInfo(term.name, 0, "", 0.0)
         try:
-            return (await read_term(self._objects, info)).holder
+            return (await TERM_FORMAT.fetch(self._objects, term.name)).holder
         except (Damaged, ObjectRefused):
             return None
 
@@ -320,10 +318,10 @@ class Keeper:
         watch, kept_s = self._watch, max(0, int(passed_s() - self._taken_s))
         news = News(term.number, self.holder, self._beat, kept_s, watch.known, watch.folders, watch.listens)
         try:
-            await self._objects.put(NEWS, encode_news(news))
+            await self._objects.put(NEWS, NEWS_FORMAT.seal(news))
         except (ObjectRefused, ObjectDamaged) as error:
             self._term = term = replace(term, beat=self._beat)
-            await self._objects.put(term.name, encode_term(term))  # where that fails, it is the place
+            await self._objects.put(term.name, TERM_FORMAT.seal(term))  # where that fails, it is the place
             self.problems.note(NEWS, f"cannot be written: {error}", fix="may this process put objects there?")
         else:
             self.problems.over(NEWS)
@@ -383,4 +381,4 @@ class Keeper:
         return term
 
     async def _read(self, info: ObjectInfo) -> Term:
-        return self._known.get((info.name, info.e_tag)) or await read_term(self._objects, info)
+        return self._known.get((info.name, info.e_tag)) or await TERM_FORMAT.fetch(self._objects, info.name)

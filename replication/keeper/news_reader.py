@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from replication.errors import Damaged
-from replication.formats.keeping import NEWS, NEWS_BYTES_MAX, News, decode_news
+from replication.formats.keeping import NEWS, NEWS_FORMAT, News
 from replication.problems import Problems
 from replication.store_clock import StoreClock
 from replication.waits import passed_s
@@ -88,7 +88,7 @@ class NewsReader:
         begun_s, looked_s, self._looked_s = passed_s(), self._looked_s, float("-inf")
         is_read = False
         try:
-            found = await self._objects.get_if_changed(NEWS, self._e_tag, NEWS_BYTES_MAX)
+            found = await self._objects.get_if_changed(NEWS, self._e_tag, NEWS_FORMAT.size_bytes_max)
             if found is not None:
                 content, info = found
                 if self._clock is not None:
@@ -96,7 +96,7 @@ class NewsReader:
                         info.modified_s, looked_s if info.e_tag != self._e_tag else float("-inf")
                     )
                 self._e_tag = info.e_tag
-                self.tell(decode_news(content))
+                self.tell(NEWS_FORMAT.unseal(content, NEWS))
             self._looked_s = begun_s
             self._problems.over(NEWS)
             self._refused = 0

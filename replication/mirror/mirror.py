@@ -26,11 +26,11 @@ from replication.feed.tail import TailStatus
 from replication.formats.announced import Announced
 from replication.formats.mirror_state import (
     IN_TIME_S,
+    MIRROR_STATE_FORMAT,
     MIRRORS,
     NOT_REACHED,
     Failure,
     MirrorState,
-    encode_state,
     read_state,
 )
 from replication.formats.rules import Rule, choice_of
@@ -254,7 +254,7 @@ class Mirror:
             state, now_s = self.state(), loop.time()
             if written is None or now_s - written_at_s >= HEARTBEAT_S or _is_news(state, written):
                 try:
-                    await self._objects.put(MIRRORS + self._source, encode_state(state))
+                    await MIRROR_STATE_FORMAT.put(self._objects, state)
                     written, written_at_s = state, now_s
                 except ObjectError as error:
                     log.debug("the state of this mirror is not written: %s", error)

@@ -32,12 +32,12 @@ from replication.constants import (
     SOURCE_TOMBSTONES_S,
     SPECS_CHOSEN_MAX,
 )
-from replication.erasure.removed_models import REMOVED, key_of, look_for_removals, put_removal
+from replication.erasure.removed_models import REMOVED, put_removal, read_removals
 from replication.errors import CatalogueDamaged, Damaged
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced
 from replication.formats.announced_models import AnnouncedModel
-from replication.formats.members import MEMBERS_READ_MAX
+from replication.formats.members import MEMBERS_READ_MAX, key_of
 from replication.formats.rules import Rule, rule_for, weights_rule_for
 from replication.formats.segment import Segment
 from replication.formats.tombstones import BEHIND, TOMBSTONES, bring, put_behind, read_behind, read_tombstones
@@ -258,7 +258,7 @@ class Pull:
                 return brought
             home = self._ways.home_bucket
             now_s = self._ways.home.clock.over_s
-            found = await read_tombstones(self._ways.bucket, brought, problems)
+            found = (await read_tombstones(self._ways.bucket, brought, problems)).by_key
             over = {
                 name for name, one in found.items() if not one.is_taken_back and one.watched_until_s <= now_s
             }
@@ -285,7 +285,7 @@ class Pull:
 
     async def _bring_removals(self) -> None:
         """The same of models. Raises ObjectError."""
-        found = await look_for_removals(self._ways.bucket, self._removals, self.problems)
+        found = await read_removals(self._ways.bucket, self._removals, self.problems)
         for info, removal in found.found:
             is_over = self._ways.home.clock.over_s >= removal.watched_until_s
             if is_over or await self._is_put(info.name, put_removal(self._ways.home_bucket, removal)):

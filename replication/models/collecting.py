@@ -30,7 +30,7 @@ from msgspec import Meta
 from replication.deleting import delete_each
 from replication.errors import Damaged, IntentLost
 from replication.formats.manifests import PUBLISHING, Manifest, encode
-from replication.formats.sealed import fetch, seal
+from replication.formats.sealed import Sealed
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError, ObjectKeyUnknown, ObjectMissing
 from tiers.together import meanwhile
@@ -41,8 +41,6 @@ INTENT_RENEW_S: Final = 3600.0
 INTENT_RETRY_S: Final = 60.0  # after a renewal that failed
 LOCK_S: Final = 600.0  # at most
 POLL_S: Final = 2.0
-_MAGIC: Final = b"KVMCOLL1"
-_LOCK_BYTES_MAX: Final = 4096
 
 log = logging.getLogger("replication.collecting")
 
@@ -53,14 +51,13 @@ class Lock(msgspec.Struct, frozen=True, array_like=True):
     lasts_s: Annotated[float, Meta(ge=0, le=LOCK_S)]
 
 
-def encode_lock(lock: Lock) -> bytes:
-    return seal(_MAGIC, lock)
+LOCK_FORMAT: Final = Sealed(b"KVMCOLL1", Lock, 4096)
 
 
 async def lasts_s(objects: Objects, name: str) -> float:
     """Of a lock, since it was put; one that cannot be understood lasts as long as any may. Raises ObjectError."""
     try:
-        return (await fetch(objects, _MAGIC, Lock, name, _LOCK_BYTES_MAX)).lasts_s
+        return (await LOCK_FORMAT.fetch(objects, name)).lasts_s
     except ObjectMissing:
         return 0.0
     except (Damaged, ObjectKeyUnknown):

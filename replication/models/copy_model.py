@@ -21,7 +21,7 @@ from typing import Final
 from replication.erasure.removed_models import read_removal
 from replication.errors import Damaged, ModelDiffers, ModelRemoved
 from replication.formats.announced_models import AnnouncedModel
-from replication.formats.manifests import MANIFEST_BYTES_MAX, Chunk, Manifest, decode, is_of_other_version
+from replication.formats.manifests import MANIFEST_BYTES_MAX, Chunk, Manifest, decode, is_manifest_later
 from replication.models.chunks import lacking, wrong_bytes
 from replication.models.collecting import Intent, publishing
 from replication.store_clock import over_by
@@ -104,9 +104,9 @@ class ModelCopy:
             content = await self._read(self._home)
             if content is None:
                 return None, True
-            if is_of_other_version(content):
+            if is_manifest_later(content):
                 raise ModelDiffers(
-                    f"{self._home.where}: {self._announced.name}: a manifest of another version is here; it stays"
+                    f"{self._home.where}: {self._announced.name}: a manifest of a later version is here; it stays"
                 )
             there = self._decoded(content, self._home)
         except Damaged:

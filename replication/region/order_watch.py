@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -21,15 +20,7 @@ import msgspec
 
 from replication.constants import ORDERS_MAX
 from replication.errors import CatalogueDamaged
-from replication.formats.orders import (
-    ORDERS,
-    Order,
-    Progress,
-    by_key,
-    look_for_orders,
-    put_progress,
-    read_progress,
-)
+from replication.formats.orders import ORDERS, Order, Progress, put_progress, read_orders, read_progress
 from replication.keeper.news_reader import Folders, Source
 from replication.problems import Problems
 from replication.tasks import kept_going
@@ -49,24 +40,10 @@ log = logging.getLogger("replication.order_watch")
 _Key = tuple[str, float]  # an order's id, and when it was made
 
 
-@dataclass(slots=True)
-class Report:
-    """How far somebody is with one life of an order, as `Progress` says it. began_s: loop's time."""
+class Report(Progress, kw_only=True):
+    """Progress as it is being made. began_s: loop's time."""
 
-    who: str
-    made_s: float
     began_s: float
-    at_s: float = 0.0
-    packs: int = 0
-    done_packs: int = 0
-    total_bytes: int = 0
-    done_bytes: int = 0
-    moved_bytes: int = 0
-    bytes_per_s: float = 0.0
-    failed: int = 0
-    full: bool = False
-    ended: bool = False
-    problem: str = ""
 
     def begin(self) -> None:
         """All over again: what was done is found to be held. What was moved stays counted."""
@@ -127,8 +104,8 @@ class OrderWatch:
 
     async def _look(self, group: Group) -> None:
         if self._folder.are_due(ORDERS_INTERVAL_S):
-            members = await look_for_orders(self._objects, self._orders, self._problems)
-            self._orders = by_key(members)
+            members = await read_orders(self._objects, self._orders, self._problems)
+            self._orders = members.by_key
             if not members.unavailable:
                 self._folder.listed()
         now_s = self._clock()
@@ -153,7 +130,8 @@ class OrderWatch:
         if told is not None and told.ended and not self._is_new:
             return
         log.info("warming", extra={"order": order.id, "to": order.to, "budget_bytes": order.budget_bytes})
-        report = Report(self._who, order.made_s, asyncio.get_running_loop().time())
+        began_s = asyncio.get_running_loop().time()
+        report = Report(who=self._who, made_s=order.made_s, began_s=began_s)
         ended = asyncio.Event()
         async with Group() as group:
             group.begin(self._tell(order, report, ended))

@@ -81,7 +81,7 @@ class ReadThrough(RegionReader):
 
     def work(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
         """Follow the feed and the tombstones."""
-        return {"following the feed": self._tail.run, "looking for tombstones": self._look_for_tombstones}
+        return {"following the feed": self._tail.run, "looking for tombstones": self._read_tombstones}
 
     def held(self, spec: NamespaceSpec, hashes: bytes, start: int) -> int:
         """As `RegionReader.held`; `start` until it is known what is erased."""
@@ -89,7 +89,7 @@ class ReadThrough(RegionReader):
             return start
         return super().held(spec, hashes, start)
 
-    async def _look_for_tombstones(self) -> None:
+    async def _read_tombstones(self) -> None:
         """Seldom: whoever erases does so in all regions, and home is looked at more often."""
         while True:
             try:

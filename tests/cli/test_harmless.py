@@ -23,7 +23,7 @@ from kvstore.tools.cli.nodes import _follow
 from kvstore.tools.cli.output import print_json, print_table, progress_bars, say
 from kvstore.tools.cli.streams import Harmless, drawing, harmless_streams
 from kvstore.units import harmless, printable
-from replication.formats.mirror_state import Failure, MirrorState, encode_state
+from replication.formats.mirror_state import MIRROR_STATE_FORMAT, Failure, MirrorState
 from tests.cli.terminal import on_terminal
 from tests.region.regions import init, regions_file
 from tests.running import TIMEOUT_S, Daemon, Place, environment, kvstore
@@ -146,7 +146,7 @@ def test_a_bucket_does_not_write_on_a_terminal(
     )  # fmt: skip
     mirrors = tmp_path / "eu" / "mirrors"
     mirrors.mkdir(exist_ok=True)
-    (mirrors / "na").write_bytes(encode_state(state))
+    (mirrors / "na").write_bytes(MIRROR_STATE_FORMAT.seal(state))
     serve(place, *place.arguments, f"--set=regions_file={file}", "--set=region=eu")
     with Client(place.socket, timeout_s=10, label=HOSTILE) as client:
         fields = {"model": HOSTILE, "tenant": HOSTILE}

@@ -410,11 +410,11 @@ def test_a_lock_that_is_put_anew_while_it_is_read_is_waited_for(monkeypatch: pyt
                 nonlocal again_s
                 if name.startswith(COLLECTING) and not again_s:
                     again_s = loop.time()
-                    await self.put(name, signs.encode_lock(signs.Lock(30.0)))
+                    await self.put(name, signs.LOCK_FORMAT.seal(signs.Lock(30.0)))
                 return await super().get(name)
 
         objects = Renewed()
-        await objects.put(f"{COLLECTING}{'0' * 16}", signs.encode_lock(signs.Lock(LOCK_S)))
+        await objects.put(f"{COLLECTING}{'0' * 16}", signs.LOCK_FORMAT.seal(signs.Lock(LOCK_S)))
         await asyncio.sleep(60)
         async with publishing(objects, manifest_of({"f": [b"a"]}), "me"):
             assert again_s and loop.time() >= again_s + 30

@@ -242,7 +242,7 @@ def test_what_fits_in_no_manifest_is_refused(tmp_path: Path, monkeypatch: pytest
     says = r"here: 5 files in \d+ chunks are more than a model may have: its manifest: "
     with pytest.raises(FilesWrong, match=says):
         manifest_of(large, "m", "", "me", "here", {})
-    monkeypatch.setattr(manifests_module, "MANIFEST_BYTES_MAX", 300)
+    monkeypatch.setattr(manifests_module._WRITTEN, "size_bytes_max", 300)
     with pytest.raises(FilesWrong, match=says):
         put(objects, model)
     assert not objects.stored

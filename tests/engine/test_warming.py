@@ -29,7 +29,7 @@ from kvstore.residency.levels import Drive
 from kvstore.steps import finish
 from replication.constants import NODE_INTERVAL_S, NODE_LOOK_S
 from replication.formats import nodes
-from replication.formats.mirror_state import MIRRORS, MirrorState, encode_state
+from replication.formats.mirror_state import MIRROR_STATE_FORMAT, MIRRORS, MirrorState
 from replication.formats.nodes import NODES, TRAFFIC_HALF_LIFE_S, Condition, NodeErased, Trouble, read_nodes
 from replication.formats.orders import (
     ORDERS,
@@ -575,7 +575,7 @@ def test_a_daemon_waits_for_mirrors_that_are_well(tmp_path: Path) -> None:
         async def beat() -> None:
             for source, (problem, age_s) in states.items():
                 state = MirrorState(source=source, at_s=region.clock() + age_s, problem=problem)
-                await region.objects.put(MIRRORS + source, encode_state(state))
+                await region.objects.put(MIRRORS + source, MIRROR_STATE_FORMAT.seal(state))
 
         await beat()
         order = await put_order(region.objects, order_of(region))

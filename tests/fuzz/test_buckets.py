@@ -11,7 +11,6 @@ import random
 import re
 import tracemalloc
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,7 +38,6 @@ from replication.formats import (
     tombstones,
 )
 from replication.formats.announced import Announced, entry_of
-from replication.formats.members import read_members
 from replication.formats.region import MARKER, init_region, open_region
 from replication.formats.removed import Reason, removed
 from replication.formats.sealed import PRELUDE_BYTES, seal
@@ -54,7 +52,6 @@ from tests.replication.memory_rows import MemoryRows
 from tests.replication.test_manifests import manifest_of
 from tests.running import ROOT
 from tiers.base import Get
-from tiers.bucket.objects import ObjectInfo
 from tiers.checksum import digest
 from tiers.errors import PackDamaged
 from tiers.namespace_spec import NamespaceSpec
@@ -115,7 +112,7 @@ async def _segment(objects: MemoryObjects) -> None:
 
 
 async def _head(objects: MemoryObjects) -> None:
-    head = await segment.read_head(objects, W)
+    head = await segment.HEAD_FORMAT.fetch(objects, segment.head_name(W))
     assert head.number >= 0
 
 
@@ -128,7 +125,7 @@ async def _snapshot(objects: MemoryObjects) -> None:
 
 async def _tombstones(objects: MemoryObjects) -> None:
     await tombstones.bury(objects, tombstones.Tombstone(tenant="other", watched_until_s=9))
-    assert "other" in {one.tenant for one in (await tombstones.read_tombstones(objects)).values()}
+    assert "other" in {one.tenant for one in (await tombstones.read_tombstones(objects)).by_key.values()}
 
 
 async def _behind(objects: MemoryObjects) -> None:
@@ -138,8 +135,7 @@ async def _behind(objects: MemoryObjects) -> None:
 
 async def _doubted(objects: MemoryObjects) -> None:
     await doubts.put_doubts(objects, "other", [bytes(16)])
-    read = partial(doubts.read_doubts, objects)
-    members = await read_members(objects, doubts.DOUBTS, doubts.DOUBTS_NAME, read, Problems())
+    members = await doubts.read_doubts(objects, Problems())
     assert [bytes(16)] in [said.packs for _, said in members.found]
 
 
@@ -155,7 +151,7 @@ def _removal(model: str) -> removed_models.Removal:
 
 async def _removals(objects: MemoryObjects) -> None:
     await removed_models.put_removal(objects, _removal("other"))
-    assert _removal("other") in await removed_models.read_removals(objects)
+    assert _removal("other") in (await removed_models.read_removals(objects)).by_key.values()
 
 
 HOLDER = keeping.Holder(W, "here", is_mirror=True)
@@ -177,7 +173,7 @@ OTHER = orders.Order(models=("other",), made_s=1.0, until_s=9.0)
 
 async def _orders(objects: MemoryObjects) -> None:
     await orders.put_order(objects, OTHER)
-    assert OTHER in (await orders.read_orders(objects, {})).values()
+    assert OTHER in (await orders.read_orders(objects, {})).by_key.values()
 
 
 async def _progress(objects: MemoryObjects) -> None:
@@ -192,7 +188,7 @@ def _node(writer: str) -> nodes.Node:
 
 
 async def _nodes(objects: MemoryObjects) -> None:
-    await nodes.put_node(objects, _node("0" * 16))
+    await nodes.NODE_FORMAT.put(objects, _node("0" * 16))
     found = (await nodes.read_nodes(objects)).read
     assert "0" * 16 in {one.writer for one in found}
     nodes.durable_share(found, lambda model, tenant: True, lambda model, tenant: True, 1e9)
@@ -201,7 +197,7 @@ async def _nodes(objects: MemoryObjects) -> None:
 async def _mirrors(objects: MemoryObjects) -> None:
     await objects.put(
         mirror_state.MIRRORS + "apac",
-        mirror_state.encode_state(mirror_state.MirrorState(source="apac", at_s=7.0)),
+        mirror_state.MIRROR_STATE_FORMAT.seal(mirror_state.MirrorState(source="apac", at_s=7.0)),
     )
     for state in await mirror_state.read_mirrors(objects):
         mirror_state.judged(state, 1e9)
@@ -301,8 +297,10 @@ FORMATS = {
         _behind,
     ),
     "carried out": Format(
-        *_beside("erased/", lambda objects: carried_out.put_carried_out(objects, CARRIED_OUT)),
-        lambda objects: carried_out.read_carried_out(objects, CARRIED_OUT.tombstone),
+        *_beside("erased/", lambda objects: carried_out.CARRIED_OUT_FORMAT.put(objects, CARRIED_OUT)),
+        lambda objects: carried_out.CARRIED_OUT_FORMAT.hint(
+            objects, carried_out.CARRIED_OUT + CARRIED_OUT.tombstone
+        ),
     ),
     "doubts": Format(
         *_beside("doubts/", lambda objects: doubts.put_doubts(objects, W, [b"a" * 16, b"b" * 16])), _doubted
@@ -314,11 +312,11 @@ FORMATS = {
     ),
     "term": Format(
         TERM.name,
-        keeping.encode_term(TERM),
-        lambda objects: keeping.read_term(objects, ObjectInfo(TERM.name, 0, "", 0.0)),
+        keeping.TERM_FORMAT.seal(TERM),
+        lambda objects: keeping.TERM_FORMAT.fetch(objects, TERM.name),
         (Damaged,),
     ),
-    "news": Format(keeping.NEWS, keeping.encode_news(NEWS), _news),
+    "news": Format(keeping.NEWS, keeping.NEWS_FORMAT.seal(NEWS), _news),
     "order": Format(*_beside("orders/", lambda objects: orders.put_order(objects, ORDER)), _orders),
     "progress": Format(
         *_beside(
@@ -327,10 +325,12 @@ FORMATS = {
         ),
         _progress,
     ),
-    "node": Format(*_beside("nodes/", lambda objects: nodes.put_node(objects, _node("1" * 16))), _nodes),
+    "node": Format(
+        *_beside("nodes/", lambda objects: nodes.NODE_FORMAT.put(objects, _node("1" * 16))), _nodes
+    ),
     "mirror": Format(
         mirror_state.MIRRORS + "na",
-        mirror_state.encode_state(
+        mirror_state.MIRROR_STATE_FORMAT.seal(
             mirror_state.MirrorState(
                 source="na",
                 watermark={W: 3},
@@ -547,7 +547,9 @@ def test_many_parts_that_say_nothing(number: int, loop: asyncio.AbstractEventLoo
     content = seal(magic, body)
     objects = MemoryObjects()
     loop.run_until_complete(objects.put(name, content))
-    read = {"f": _segment, "n": lambda place: nodes.read_node(place, W)}.get(name[0], _state_of_na)
+    read = {"f": _segment, "n": lambda place: nodes.NODE_FORMAT.hint(place, nodes.NODES + W)}.get(
+        name[0], _state_of_na
+    )
     errors = () if name[0] == "n" else (Damaged,)
     _allowed(loop, read(objects), errors, 4 << 20)
 

@@ -19,10 +19,10 @@ from replication.erasure.removed_models import read_removals
 from replication.feed.feed import FeedWriter
 from replication.formats.announced import Announced
 from replication.formats.keeping import store_now_s
-from replication.formats.mirror_state import MIRRORS, MirrorState, encode_state
-from replication.formats.nodes import Node, put_node
+from replication.formats.mirror_state import MIRROR_STATE_FORMAT, MIRRORS, MirrorState
+from replication.formats.nodes import NODE_FORMAT, Node
 from replication.formats.orders import read_orders
-from replication.formats.segment import read_head
+from replication.formats.segment import HEAD_FORMAT
 from replication.formats.tombstones import Tombstone, bury, read_tombstones
 from tests.region.regions import init, regions_file
 from tests.replication.audited import make
@@ -89,15 +89,15 @@ def test_models_are_removed_and_published_by_the_store(machine: Machine, tmp_pat
 
     async def announced(objects: Objects) -> list[float]:
         names = [info.name async for page in objects.list("heads/") for info in page]
-        return [(await read_head(objects, name.removeprefix("heads/"))).at_s for name in names]
+        return [(await HEAD_FORMAT.fetch(objects, name)).at_s for name in names]
 
     assert all(is_in(at_s, 0) for at_s in machine.there(announced))
     order = machine.document("warm", "na", "--weights", "m", "--wait", "0")["order"]
     assert is_in(order["until_s"], 1)
-    [there] = machine.there(lambda objects: read_orders(objects, {})).values()
+    [there] = machine.there(lambda objects: read_orders(objects, {})).by_key.values()
     assert is_in(there.made_s, 0) and is_in(there.until_s, 1)
     machine.run("model", "rm", "m@r", "--days", "2", "--region", "na")
-    [removal] = machine.there(read_removals)
+    [removal] = machine.there(read_removals).by_key.values()
     assert is_in(removal.removed_s, 0) and is_in(removal.watched_until_s, 2)
     assert "was removed by" in machine.run(*publish, code=1)
 
@@ -113,7 +113,7 @@ def test_ages_and_lives_are_by_the_store(machine: Machine) -> None:
         for one in (lives, lost):
             await objects.put(one.pack.name, one.content)
         await writer.announce([Announced(lives.pack, kept_until_s=int(now_s) + 3600)])
-        await put_node(objects, Node(writer="b" * 16, at_s=now_s, dram_bytes=1, nvme_bytes=0))
+        await NODE_FORMAT.put(objects, Node(writer="b" * 16, at_s=now_s, dram_bytes=1, nvme_bytes=0))
         await bury(objects, Tombstone(tenant="gone", watched_until_s=int(now_s) + 3600, serial=1))
 
     machine.there(fill)
@@ -124,12 +124,12 @@ def test_ages_and_lives_are_by_the_store(machine: Machine) -> None:
 
     async def tell(objects: Objects) -> None:
         state = MirrorState(source="na", at_s=await store_now_s(objects), oldest_age_s=1.0)
-        await objects.put(MIRRORS + "na", encode_state(state))
+        await objects.put(MIRRORS + "na", MIRROR_STATE_FORMAT.seal(state))
 
     machine.there(tell, "eu")
     [mirror] = machine.document("region", "status", "eu")["mirrors"]
     assert (mirror["state"], mirror["heartbeat_age_s"] < 300) == ("ok", True)
     erase = ("region", "erase", "--tenant", "other", "--force", "--yes", "--days", "3", "--region", "na")
     assert is_in(machine.document(*erase)["watched_until_s"], 3)
-    stones = {one.tenant: one for one in machine.there(read_tombstones).values()}
+    stones = {one.tenant: one for one in machine.there(read_tombstones).by_key.values()}
     assert is_in(stones["other"].watched_until_s, 3) and stones["other"].serial >= 1000 * (time.time() - 300)

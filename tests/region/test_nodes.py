@@ -13,7 +13,7 @@ from typing import Any
 
 from kvstore.daemon.config.regions_file import load_regions
 from replication.constants import NODE_SILENT_S
-from replication.formats.nodes import NODES, Condition, Node, Trouble, put_node
+from replication.formats.nodes import NODE_FORMAT, NODES, Condition, Node, Trouble
 from tests.region.regions import arguments, init, regions_file
 from tests.running import Daemon, Place, kvstore
 from tests.web.asked import get, until, url_of
@@ -53,7 +53,7 @@ def test_a_daemon_is_seen_from_its_bucket(place: Place, serve: Callable[..., Dae
             ("b" * 16, NODE_SILENT_S + 60, None),
             ("c" * 16, 1e7, None),
         ):
-            await put_node(
+            await NODE_FORMAT.put(
                 objects,
                 Node(writer=name, at_s=time.time() - ago_s, dram_bytes=1024, nvme_bytes=0, condition=told),
             )
@@ -85,7 +85,7 @@ def test_a_region_that_is_away_hides_no_other(tmp_path: Path) -> None:
     file = regions_file(tmp_path, "na", "eu")
     init(file, "na", "eu")
     objects = load_regions(file).regions["na"].open()
-    asyncio.run(put_node(objects, Node(writer="a" * 16, at_s=time.time(), dram_bytes=1, nvme_bytes=0)))
+    asyncio.run(NODE_FORMAT.put(objects, Node(writer="a" * 16, at_s=time.time(), dram_bytes=1, nvme_bytes=0)))
     assert kvstore("region", "status", "--regions", file).returncode == 0
     here = f'url = "file://{tmp_path / "eu"}"'
     for there, expected, says in (
@@ -125,7 +125,7 @@ def test_a_node_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     objects = load_regions(file).regions["na"].open()
     for name in "ab":
         node = Node(writer=16 * name, at_s=time.time(), dram_bytes=1, nvme_bytes=0)
-        asyncio.run(put_node(objects, node))
+        asyncio.run(NODE_FORMAT.put(objects, node))
     path = tmp_path / "na" / NODES / (16 * "b")
     path.write_bytes(path.read_bytes()[:-3])
     for words in ([], ["na"]):

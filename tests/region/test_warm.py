@@ -16,7 +16,7 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.daemon.config.regions_file import load_regions
-from replication.formats.nodes import Asked, Node, put_node
+from replication.formats.nodes import NODE_FORMAT, Asked, Node
 from tests.objects import S3Server
 from tests.region.mirrors import StartMirror, mirrors
 from tests.region.regions import (
@@ -67,7 +67,7 @@ async def tell(file: Path, asked: Sequence[Asked]) -> None:
     node = Node(
         writer="a" * 16, at_s=time.time(), dram_bytes=1 << 30, nvme_bytes=0, load_bytes_per_s=1e6, asked=asked
     )
-    await put_node(load_regions(file).regions["na"].open(), node)
+    await NODE_FORMAT.put(load_regions(file).regions["na"].open(), node)
 
 
 def files(directory: Path) -> set[str]:

@@ -29,7 +29,7 @@ from replication.formats.manifests import MANIFESTS as MODEL_MANIFESTS
 from replication.formats.mirror_state import MIRRORS, MirrorState, read_state
 from replication.formats.region import MARKER, open_region
 from replication.formats.rules import Rule, rule_for, sources_for, weights_rule_for
-from replication.formats.segment import FEED, HEADS, Segment, decode, decode_head, segment_number
+from replication.formats.segment import FEED, HEAD_FORMAT, HEADS, Segment, decode, segment_number
 from replication.formats.tombstones import TOMBSTONES, Tombstone, read_tombstones
 from replication.mirror.mirror import Joined, Mirror
 from replication.region.region_node import RegionNode
@@ -254,10 +254,10 @@ class Witness(SickObjects):
         if done and name.startswith(FEED):
             self._witness(name, bytes(content))
         if name.startswith(HEADS):
-            number = decode_head(bytes(content), name).number
+            number = HEAD_FORMAT.unseal(bytes(content), name).number
             self.told.setdefault(name[len(HEADS) :], []).append((self.clock(), number))
         if name.startswith(TOMBSTONES):
-            self.stones = {stone.id: stone for stone in (await read_tombstones(self)).values()}
+            self.stones = {stone.id: stone for stone in (await read_tombstones(self)).by_key.values()}
         if name.startswith(MIRRORS):
             self.check(await read_state(self, name[len(MIRRORS) :]))
         return done

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from replication.audit.audit import Report
 from replication.audit.orphans import Finding
 from replication.catalogue.catalogue import Catalogue
-from replication.formats.mirror_state import MIRRORS, MirrorState, encode_state
+from replication.formats.mirror_state import MIRROR_STATE_FORMAT, MIRRORS, MirrorState
 from replication.formats.region import open_region
 from replication.formats.rules import Rule
 from replication.mirror.mirror import Joined, Mirror, elsewhere
@@ -210,7 +210,7 @@ def test_a_repair_from_outside_leaves_no_hole_of_what_was_made_here(fault: str, 
         await home.put(*copies)
         await home.writer.announce([replace(one.announced(), origin="na") for one in copies])
         if has_mirror:
-            await home.inner.put(MIRRORS + "na", encode_state(MirrorState(source="na")))
+            await home.inner.put(MIRRORS + "na", MIRROR_STATE_FORMAT.seal(MirrorState(source="na")))
         for one in (line[1], copies[0]):
             if fault == "gone":
                 await home.lose(one)

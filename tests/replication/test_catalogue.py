@@ -16,7 +16,7 @@ import pytest
 
 from replication.catalogue.catalogue import Catalogue, Counts
 from replication.catalogue.filter import Filter
-from replication.catalogue.rows import PREFIX_BYTES, RocksRows, Rows
+from replication.catalogue.rows import PREFIX_BYTES, Rows
 from replication.errors import CatalogueBusy, CatalogueDamaged, CatalogueUnwritable
 from replication.formats.announced import Announced
 from replication.formats.segment import Segment
@@ -38,7 +38,7 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
     def again() -> Rows:
         if opened:
             opened.pop().close()
-        rows = MemoryRows(content) if request.param == "memory" else RocksRows(tmp_path / "catalogue", "here")
+        rows = MemoryRows(content) if request.param == "memory" else Rows(tmp_path / "catalogue", "here")
         opened.append(rows)
         return rows
 
@@ -380,10 +380,21 @@ def test_a_disk_that_takes_no_more_damages_nothing(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["c"]
 
 
+def test_a_catalogue_of_another_version_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows what its rows mean; what they said is in the region."""
+    catalogue = Catalogue.open(tmp_path / "c", "here")
+    catalogue.add(said(1))
+    catalogue.close()
+    monkeypatch.setattr("replication.catalogue.layout.FORMAT", 4)
+    catalogue = Catalogue.open(tmp_path / "c", "here")
+    assert not catalogue.positions and not catalogue.counts.packs
+    catalogue.close()
+
+
 def test_a_row_that_cannot_be_read_is_never_the_end(tmp_path: Path) -> None:
     """A block of a file that rots while everything else is well ends no walk through the rows as if there were no more: keys, rows,
     prefixes and the last key say that the catalogue is damaged, or are right."""
-    rows = RocksRows(tmp_path / "rows", "here")
+    rows = Rows(tmp_path / "rows", "here")
     chance = random.Random(4)
     said = sorted((b"k" + chance.randbytes(PREFIX_BYTES), chance.randbytes(60)) for _ in range(5000))
     rows.write(said)
@@ -393,7 +404,7 @@ def test_a_row_that_cannot_be_read_is_never_the_end(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 0x55
     file.write_bytes(content)
-    rows = RocksRows(tmp_path / "rows", "here")
+    rows = Rows(tmp_path / "rows", "here")
     for walk in (rows.keys, rows.scan):
         assert len(walk(b"k", b"l", 100)) == 100
         with pytest.raises(CatalogueDamaged, match="checksum"):

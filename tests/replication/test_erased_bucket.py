@@ -12,7 +12,7 @@ from replication.catalogue.catalogue import Catalogue
 from replication.erasure.erasure import STRAYS_AGAIN_S, STRAYS_LOOKS_S, STRAYS_UNREAD_S, Erasure
 from replication.erasure.strays import HEADERS_TRIED_MAX
 from replication.formats.announced import Announced
-from replication.formats.carried_out import read_carried_out
+from replication.formats.carried_out import CARRIED_OUT, CARRIED_OUT_FORMAT
 from replication.formats.removed import Removed
 from replication.formats.tombstones import BEHIND, Tombstone, bury
 from tests.objects import MemoryObjects
@@ -149,7 +149,7 @@ def test_what_nobody_can_read_may_be_left(named: str) -> None:
         )
         await bury(world.objects, stone)
         await asyncio.sleep(SOON_S)
-        said = await read_carried_out(world.objects, stone.id)
+        said = await CARRIED_OUT_FORMAT.hint(world.objects, CARRIED_OUT + stone.id)
         assert said is not None and said.left == {"tenant": 2, "prefix": 1}.get(named, 0), said
         assert not said.left or "of a later version" in said.why[0]
         there = {"tenant": 3, "prefix": 2, "namespace": 1, "another tenant": 2}
@@ -179,7 +179,7 @@ def test_thousands_of_packs_leave_the_bucket_within_a_minute(is_announced: bool)
         stone = await bury(world.objects, Tombstone(tenant="acme", watched_until_s=10**9))
         await asyncio.sleep(SOON_S)
         assert world.there() == {pack.name}
-        said = await read_carried_out(world.objects, stone.id)
+        said = await CARRIED_OUT_FORMAT.hint(world.objects, CARRIED_OUT + stone.id)
         assert said is not None and said.left == 1 and pack.name in said.why[0]
 
     run(main())
@@ -214,7 +214,7 @@ def test_what_is_erased_leaves_the_bucket(seed: int) -> None:
             known = {one.pack.name for chunk in catalogue.chunks() for one in chunk}
             assert not known & (world.erased() - stuck)
         for stone in world.stones.values():
-            said = await read_carried_out(world.objects, stone.id)
+            said = await CARRIED_OUT_FORMAT.hint(world.objects, CARRIED_OUT + stone.id)
             assert said is not None and said.serial == stone.serial
             concerned = {name for name in stuck if stone.names(world.packs[name][0])}
             assert said.left == len(concerned) and all(
@@ -224,7 +224,9 @@ def test_what_is_erased_leaves_the_bucket(seed: int) -> None:
         world.objects.refused.clear()
         await asyncio.sleep(STRAYS_AGAIN_S + SOON_S)
         assert world.there() == world.packs.keys() - world.erased()
-        told = [await read_carried_out(world.objects, stone_id) for stone_id in world.stones]
+        told = [
+            await CARRIED_OUT_FORMAT.hint(world.objects, CARRIED_OUT + stone_id) for stone_id in world.stones
+        ]
         assert [said.left for said in told if said is not None] == [0] * len(world.stones)
         for task in world.tasks:
             task.cancel()

@@ -206,7 +206,7 @@ def test_one_that_is_taken_back_names_nothing_any_more() -> None:
     home.work()
     kept = home.add(SPECS[0], (), ("late",))
     assert run(take_back(source.objects, old.id)) == old
-    (back,) = run(read_tombstones(source.objects)).values()
+    (back,) = run(read_tombstones(source.objects)).by_key.values()
     assert back.is_taken_back and run(bring(home.objects, back)) and not run(bring(home.objects, old))
     home.work()
     assert home.told == [old, back] and not home.erasure.tombstones
@@ -225,7 +225,7 @@ def test_damaged_tombstones_are_left_out() -> None:
     for name, content in list(node.objects.stored.items()):
         if name.startswith(TOMBSTONES):
             run(node.objects.put(TOMBSTONES + "0" * 32, content[:-1] + b"\1"))
-    assert len(run(read_tombstones(node.objects))) == 1
+    assert len(run(read_tombstones(node.objects)).found) == 1
 
 
 def test_what_hangs_on_what_is_gone_goes_too() -> None:

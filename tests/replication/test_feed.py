@@ -23,10 +23,10 @@ from replication.feed.feed import (
 from replication.formats.announced import Announced
 from replication.formats.region import MARKER
 from replication.formats.segment import (
+    HEAD_FORMAT,
     Head,
     Segment,
     decode,
-    decode_head,
     encode,
     encode_head,
     head_name,
@@ -477,6 +477,6 @@ def test_names_that_are_none_are_passed_over() -> None:
             await objects.put(name, b"?")
         reader = FeedReader(objects, {})
         assert len(await read_all(reader)) == 1 and reader.listed == {A}
-        assert decode_head(await objects.get(head_name(A)), "").number == 1
+        assert HEAD_FORMAT.unseal(await objects.get(head_name(A)), "").number == 1
 
     run(main())

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from replication.feed.feed import FeedReader
-from replication.formats.keeping import NEWS, TERMS, Holder, Term, encode_term, term_name
+from replication.formats.keeping import NEWS, TERM_FORMAT, TERMS, Holder, Term, term_name
 from replication.formats.region import init_region
 from replication.formats.segment import Head, Segment, encode, encode_head, head_name, segment_name
 from replication.formats.tombstones import TOMBSTONES, Tombstone, bury
@@ -264,7 +264,7 @@ def test_a_place_that_refuses_all_writes_is_no_fault_of_the_news() -> None:
     run(main())
 
 
-@pytest.mark.parametrize("content", [b"", b"rubbish", encode_term(Term(7, Holder("0" * 16, "", False)))])
+@pytest.mark.parametrize("content", [b"", b"rubbish", TERM_FORMAT.seal(Term(7, Holder("0" * 16, "", False)))])
 def test_what_is_no_term_or_no_news_harms_nobody(content: bytes) -> None:
     """Objects in `keeper/` that are damaged, lie under another number, or have no name of ours, and news that are damaged, are told,
     and left; the region is kept, and the next one finds a number."""

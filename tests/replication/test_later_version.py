@@ -138,7 +138,10 @@ def test_what_is_erased_or_ordered_is_not_written_over() -> None:
             with pytest.raises(FormatUnknown, match="of a later version"):
                 await work
         problems = Problems()
-        assert not await orders.read_orders(objects, {}, problems) and "later version" in problems.told()[0]
+        assert (
+            not (await orders.read_orders(objects, {}, problems)).found
+            and "later version" in problems.told()[0]
+        )
         await orders.clear_over(objects, 1e9)
         assert (
             left.items() <= objects.stored.items()

@@ -174,14 +174,10 @@ def largest(kind: str) -> bytes:
     return sealed(head + body)
 
 
-@pytest.mark.parametrize(
-    ("magic", "says"),
-    [(b"KVMODEL3", "x: of a later version"), (b"KVMODEL1", "an older kvstore has written it")],
-)
-def test_a_manifest_of_another_format_is_said_to_be_one(magic: bytes, says: str) -> None:
-    """Not damaged, but newer or older: what to do about it follows from that."""
-    with pytest.raises(Damaged, match=says):
-        decode(magic + encode(manifest_of(FILES))[8:], "x")
+def test_a_manifest_of_a_later_format_is_said_to_be_one() -> None:
+    """Not damaged, but newer: what to do about it follows from that."""
+    with pytest.raises(Damaged, match="x: of a later version"):
+        decode(b"KVMODEL3" + encode(manifest_of(FILES))[8:], "x")
 
 
 def test_pages_of_chunks_are_bounded() -> None:

@@ -33,7 +33,7 @@ def test_a_mirror_that_starts_begins_to_copy_soon() -> None:
         await world.mirror()
         await asyncio.sleep(30.0)
         assert world.eu.copies() == [pack("x")[0].pack.id]
-        there = {one.id for one in (await read_tombstones(world.eu.objects)).values()}
+        there = {one.id for one in (await read_tombstones(world.eu.objects)).by_key.values()}
         assert there == {*(one.id for one in forced), back.id}
 
     simulate(main)

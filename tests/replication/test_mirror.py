@@ -16,9 +16,9 @@ from replication.feed.snapshots import Snapshots
 from replication.feed.tail import POLL_INTERVAL_S
 from replication.formats.mirror_state import (
     IN_TIME_S,
+    MIRROR_STATE_FORMAT,
     MIRRORS,
     MirrorState,
-    encode_state,
     judged,
     read_mirrors,
     read_state,
@@ -471,7 +471,7 @@ def test_a_source_that_was_made_anew_is_another_one() -> None:
         old = MirrorState(
             source="na", identity="acme/na/1.0", at_s=1.0, watermark={"a" * 16: 7}, copied_packs=5
         )
-        await world.eu.objects.put(MIRRORS + "na", encode_state(old))
+        await world.eu.objects.put(MIRRORS + "na", MIRROR_STATE_FORMAT.seal(old))
         await world.na.make(pack("a"))
         [mirror] = await world.mirror()
         await asyncio.sleep(SOON_S)
@@ -485,11 +485,13 @@ def test_a_state_that_is_damaged_is_done_without() -> None:
     """A damaged state is told in one line by who reads it, and delays a start by a few tries only."""
 
     async def main(world: World) -> None:
-        await world.eu.objects.put(MIRRORS + "na", flip(encode_state(MirrorState(source="na")), 300))
+        await world.eu.objects.put(
+            MIRRORS + "na", flip(MIRROR_STATE_FORMAT.seal(MirrorState(source="na")), 300)
+        )
         [state] = await read_mirrors(world.eu.objects)
         assert "checksum" in state.problem and "\n" not in state.problem
-        await world.eu.objects.put(MIRRORS + "apac", encode_state(MirrorState(source="na")))
-        assert "says it is of na" in (await read_mirrors(world.eu.objects))[0].problem
+        await world.eu.objects.put(MIRRORS + "apac", MIRROR_STATE_FORMAT.seal(MirrorState(source="na")))
+        assert "says it is mirrors/na" in (await read_mirrors(world.eu.objects))[0].problem
         await world.na.make(pack("a"))
         await world.mirror()
         await asyncio.sleep(STATE_READS_MAX * MIRROR_JOIN_PAUSE_S + SOON_S)

@@ -22,7 +22,7 @@ from replication.formats.segment import FEED, segment_number
 from replication.formats.segment import decode as decode_segment
 from replication.mirror.copying import COPY_BACKOFF_S_MAX, DAMAGED_BACKOFF_S_MAX, LOST_AFTER_S
 from replication.mirror.pull import SWEEP_INTERVAL_S
-from replication.models.collecting import COLLECTING, Intent, Lock, encode_lock, intent_name
+from replication.models.collecting import COLLECTING, LOCK_FORMAT, Intent, Lock, intent_name
 from replication.models.copy_model import ModelCopy
 from replication.store_clock import StoreClock
 from tests.objects import flip
@@ -362,7 +362,7 @@ def test_a_copy_waits_for_a_gc_and_a_gc_sees_what_is_copied() -> None:
     async def main(world: World) -> None:
         made = make_model()
         await publish(world.na.objects, made, clock=world.clock)
-        await world.eu.objects.put(f"{COLLECTING}{1:016x}", encode_lock(Lock(120.0)))
+        await world.eu.objects.put(f"{COLLECTING}{1:016x}", LOCK_FORMAT.seal(Lock(120.0)))
         await world.mirror(WEIGHTS)
         await asyncio.sleep(60.0)
         assert not set(made.chunks) & world.eu.objects.stored.keys()

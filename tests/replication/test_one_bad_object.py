@@ -13,7 +13,7 @@ import pytest
 from replication.erasure.erased import Erased
 from replication.feed.feed import FeedReader, FeedWriter, Gap
 from replication.formats import nodes, orders
-from replication.formats.mirror_state import MIRRORS, MirrorState, encode_state, read_mirrors
+from replication.formats.mirror_state import MIRROR_STATE_FORMAT, MIRRORS, MirrorState, read_mirrors
 from replication.formats.region import MARKER, init_region
 from replication.formats.segment import segment_name
 from replication.formats.tombstones import TOMBSTONES, Tombstone, bury
@@ -180,7 +180,7 @@ ORDER = orders.Order(models=("m",), made_s=1.0, until_s=9.0)
 
 async def _read_orders(objects: Objects) -> bool:
     await orders.put_order(objects, ORDER)
-    return ORDER in (await orders.read_orders(objects, {}, Problems())).values()
+    return ORDER in (await orders.read_orders(objects, {}, Problems())).by_key.values()
 
 
 async def _read_progress(objects: Objects) -> bool:
@@ -189,12 +189,12 @@ async def _read_progress(objects: Objects) -> bool:
 
 
 async def _read_nodes(objects: Objects) -> bool:
-    await nodes.put_node(objects, nodes.Node(writer=W, at_s=1.0, dram_bytes=1, nvme_bytes=1))
+    await nodes.NODE_FORMAT.put(objects, nodes.Node(writer=W, at_s=1.0, dram_bytes=1, nvme_bytes=1))
     return W in {node.writer for node in (await nodes.read_nodes(objects)).read}
 
 
 async def _read_mirrors(objects: Objects) -> bool:
-    await objects.put(MIRRORS + "eu", encode_state(MirrorState(source="eu", at_s=7.0)))
+    await objects.put(MIRRORS + "eu", MIRROR_STATE_FORMAT.seal(MirrorState(source="eu", at_s=7.0)))
     return 7.0 in {state.at_s for state in await read_mirrors(objects)}
 
 
@@ -238,9 +238,9 @@ def test_nodes_are_read_as_they_were_told() -> None:
         node = nodes.Node(
             writer=16 * "a", at_s=1.0, dram_bytes=1, nvme_bytes=2, asked=(nodes.Asked("m", "", 3.0, 1.0),)
         )
-        await nodes.put_node(objects, node)
+        await nodes.NODE_FORMAT.put(objects, node)
         content = objects.stored[nodes.NODES + node.writer]
-        says = {"b": "says it is of aaaa", "c": "checksum", "d": "answers 403", "e": "no answer"}
+        says = {"b": "says it is nodes/aaaa", "c": "checksum", "d": "answers 403", "e": "no answer"}
         for name, written in zip("bcde", (content, flip(content, 300), content, content), strict=True):
             await objects.put(nodes.NODES + 16 * name, written)
         await objects.put(nodes.NODES + "a note.txt", b"x")

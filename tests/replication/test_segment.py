@@ -11,13 +11,13 @@ from replication.errors import Damaged
 from replication.formats.announced import Announced, Entry, entry_of
 from replication.formats.sealed import seal
 from replication.formats.segment import (
+    HEAD_FORMAT,
     SEGMENT_CUT_BYTES,
     Head,
     Segment,
     ahead,
     cut,
     decode,
-    decode_head,
     encode,
     encode_head,
     segment_name,
@@ -60,7 +60,7 @@ def test_a_segment_under_another_name_is_not_read() -> None:
     """Writer and number inside must be those of the name."""
     content = encode(segment([pack_of([1])]))
     for writer, number in ((WRITER, 8), ("00000000000000ab", 7)):
-        with pytest.raises(Damaged, match="says it is 00000000000000aa/0000000000000007"):
+        with pytest.raises(Damaged, match="says it is feed/00000000000000aa/0000000000000007"):
             decode(content, writer, number)
 
 
@@ -162,10 +162,10 @@ def test_too_long_is_no_segment() -> None:
 def test_the_length_of_a_head_tells_its_number(number: int) -> None:
     """A head is read as it was written, and its length alone says how many segments follow on a position."""
     content = encode_head(Head(number, 3.5))
-    assert decode_head(content, "a head") == Head(number, 3.5)
+    assert HEAD_FORMAT.unseal(content, "a head") == Head(number, 3.5)
     for behind in (0, 1, 64, 4095):
         if behind <= number:
             assert ahead(len(content), number - behind) == behind
     for bit in range(8 * len(seal(b"KVHEAD1\n", Head(number, 3.5)))):
         with pytest.raises(Damaged):
-            decode_head(flip(content, bit), "a head")
+            HEAD_FORMAT.unseal(flip(content, bit), "a head")

@@ -12,8 +12,8 @@ from replication.catalogue.catalogue import Catalogue
 from replication.errors import CatalogueDamaged
 from replication.feed.feed import FeedReader, FeedWriter
 from replication.feed.snapshots import (
-    _PART_MAGIC,
     MANIFESTS,
+    PART_FORMAT,
     PARTS,
     RETENTION_S,
     SNAPSHOTS_KEPT,
@@ -22,8 +22,7 @@ from replication.feed.snapshots import (
     part_name,
     segments_behind,
 )
-from replication.formats.sealed import seal
-from replication.formats.segment import FEED, decode_head, head_name
+from replication.formats.segment import FEED, HEAD_FORMAT, head_name
 from tests.objects import Faults, FaultyObjects, MemoryObjects, flip
 from tests.replication.durable import forget, pack_of, random_pack, spec_of
 from tests.replication.memory_rows import MemoryRows
@@ -172,7 +171,7 @@ def test_a_part_of_another_content_is_not_believed() -> None:
         manifest = await snapshots(objects).write(filled(60))
         last = len(manifest.parts) - 1
         body = _PartBody(manifest.name, last, [], [])
-        objects.stored[part_name(manifest.name, last)] = seal(_PART_MAGIC, body)
+        objects.stored[part_name(manifest.name, last)] = PART_FORMAT.seal(body)
         read = empty()
         assert await snapshots(objects).read_newest(read) is None and not read.positions
 
@@ -276,7 +275,7 @@ def test_what_follows_on_an_old_head_stays() -> None:
         region = Region()
         await region.announce(10)
         head = region.objects.stored[head_name(W)]
-        told = decode_head(head, W).number
+        told = HEAD_FORMAT.unseal(head, W).number
         await region.announce(10)
         await region.follow(region.catalogue, region.reader)
         for round_ in range(SNAPSHOTS_KEPT):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from replication.formats.announced import Announced
-from replication.formats.mirror_state import MIRRORS, MirrorState, encode_state, read_state
+from replication.formats.mirror_state import MIRROR_STATE_FORMAT, MIRRORS, MirrorState, read_state
 from replication.region.region_node import RegionNode
 from replication.region.upkeep import AWAY_S_MAX
 from tests.objects import Faults, FaultyObjects, flip
@@ -105,7 +105,7 @@ def test_while_nobody_can_say_when_a_source_was_read_nothing_that_was_copied_fro
             "of another version": b"KVMIRR9\n" + good[8:],
             "of a dead mirror": b"",
         }
-        other = encode_state(MirrorState(source="apac", at_s=1.0))
+        other = MIRROR_STATE_FORMAT.seal(MirrorState(source="apac", at_s=1.0))
         await world.eu.objects.put(STATE, good if way.error else bad.get(why, other))
         home = RegionNode.join(way, "acme", "eu", Path("daemon"), "daemon", random.Random(2), world.clock)
         daemon = await home

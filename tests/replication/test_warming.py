@@ -189,7 +189,7 @@ def test_ordering_twice_is_ordering_once() -> None:
             order(to="nvme"),
         ]
         assert len({one.id for one in (first, *others)}) == 6
-        assert len(await read_orders(objects, {})) == 1
+        assert len((await read_orders(objects, {})).found) == 1
         later = NOW_S + 3 * DAY_S
         anew = await put_order(objects, order(models=("a", "b"), made_s=later, until_s=later + DAY_S))
         assert anew.made_s == later
@@ -207,14 +207,14 @@ def test_damage_and_other_formats_are_no_orders() -> None:
         content = objects.stored[name]
         for bit in range(0, 8 * len(content), 7):
             objects.stored[name] = flip(content, bit)
-            found = list((await read_orders(objects, {})).values())
+            found = list((await read_orders(objects, {})).by_key.values())
             assert found in ([], [good])  # zeros that are not covered
         for other in (b"KVORDR2\n" + content[8:], content + bytes(ORDER_BYTES_MAX), b""):
             objects.stored[name] = other
-            assert not await read_orders(objects, {})
+            assert not (await read_orders(objects, {})).found
         objects.stored[name] = content
         await objects.put(ORDERS + "0" * 32, content)
-        assert list((await read_orders(objects, {})).values()) == [good]
+        assert list((await read_orders(objects, {})).by_key.values()) == [good]
 
     run(main())
 
@@ -410,6 +410,6 @@ def test_an_order_with_a_negative_budget_is_damaged() -> None:
     async def main() -> None:
         objects = MemoryObjects("na", lambda: 0.0)
         await put_order(objects, order(budget_bytes=-1))
-        assert await read_orders(objects, {}) == {}
+        assert not (await read_orders(objects, {})).found
 
     run(main())

@@ -30,16 +30,16 @@ from replication.feed.feed import FeedWriter
 from replication.feed.snapshots import Snapshots
 from replication.formats import nodes, orders
 from replication.formats.announced import Announced
-from replication.formats.carried_out import read_carried_out
+from replication.formats.carried_out import CARRIED_OUT, CARRIED_OUT_FORMAT
 from replication.formats.doubts import put_doubts
 from replication.formats.keeping import Holder, put_stuck
 from replication.formats.manifests import encode, read_manifest
-from replication.formats.mirror_state import MIRRORS, MirrorState, encode_state, read_mirrors
+from replication.formats.mirror_state import MIRROR_STATE_FORMAT, MIRRORS, MirrorState, read_mirrors
 from replication.formats.region import MARKER, init_region, open_region
 from replication.formats.rules import Rule
 from replication.formats.tombstones import Tombstone, bury, put_behind, read_behind, read_tombstones
 from replication.mirror.mirror import Joined, Mirror
-from replication.models.collecting import COLLECTING, Lock, encode_lock, intent_name, lasts_s
+from replication.models.collecting import COLLECTING, LOCK_FORMAT, Lock, intent_name, lasts_s
 from replication.region.region_node import RegionNode
 from tests.objects import MemoryObjects
 from tests.replication.memory_rows import MemoryRows
@@ -120,9 +120,11 @@ class World:
         await put_behind(way, stone.id, [b"b" * 16])
         await orders.put_order(way, ORDER)
         await orders.put_progress(way, ORDER, orders.Progress(who="me", made_s=STARTED_S))
-        await nodes.put_node(way, nodes.Node(writer="0" * 16, at_s=STARTED_S, dram_bytes=1, nvme_bytes=1))
+        await nodes.NODE_FORMAT.put(
+            way, nodes.Node(writer="0" * 16, at_s=STARTED_S, dram_bytes=1, nvme_bytes=1)
+        )
         await put_removal(way, Removal("old", "r", STARTED_S, "me", int(STARTED_S) + 10**6))
-        await way.put(MIRRORS + "apac", encode_state(MirrorState(source="apac", at_s=STARTED_S)))
+        await way.put(MIRRORS + "apac", MIRROR_STATE_FORMAT.seal(MirrorState(source="apac", at_s=STARTED_S)))
         await asyncio.sleep(10.0)
         await Snapshots(way, self.clock, random.Random(0)).write(node.catalogue)
 
@@ -132,7 +134,7 @@ class World:
         cache = msgspec.structs.replace(manifest, about={"torch": "2"})
         await way.put(cache.name, encode(cache))
         await way.put(intent_name(manifest, "me"), encode(manifest))
-        await way.put(COLLECTING + "b" * 16, encode_lock(Lock(60.0)))
+        await way.put(COLLECTING + "b" * 16, LOCK_FORMAT.seal(Lock(60.0)))
         await put_stuck(way, Holder("c" * 16, "somewhere", is_mirror=False))
         await put_doubts(way, "one", [b"d" * 16])
 
@@ -143,8 +145,8 @@ class World:
         await orders.read_orders(way, {})
         await orders.read_all_progress(way, ORDER)
         await read_mirrors(way)
-        for tombstone in (await read_tombstones(way)).values():
-            await read_carried_out(way, tombstone.id)
+        for tombstone in (await read_tombstones(way)).by_key.values():
+            await CARRIED_OUT_FORMAT.hint(way, CARRIED_OUT + tombstone.id)
         await read_behind(way, set())
         await lasts_s(way, COLLECTING + "b" * 16)
         with suppress(ModelError, ObjectError):

@@ -327,7 +327,7 @@ def _of_tombstones(args: argparse.Namespace) -> int:
         from replication.formats.tombstones import read_tombstones
 
         now_s = (await clock_of(objects))()
-        for one in (await read_tombstones(objects)).values():
+        for one in (await read_tombstones(objects)).by_key.values():
             if now_s < one.watched_until_s:
                 row = found.setdefault(one.id, _row(one))
                 row["watched_until_s"] = max(row["watched_until_s"], one.watched_until_s)

@@ -42,9 +42,9 @@ async def what_is_left(objects: Objects, tombstone: Tombstone, now_s: float) -> 
 
 
 async def _of_bucket(objects: Objects, tombstone: Tombstone) -> list[str]:
-    from replication.formats.carried_out import read_carried_out
+    from replication.formats.carried_out import CARRIED_OUT, CARRIED_OUT_FORMAT
 
-    said = await read_carried_out(objects, tombstone.id)
+    said = await CARRIED_OUT_FORMAT.hint(objects, CARRIED_OUT + tombstone.id)
     if said is None or said.serial < tombstone.serial:
         return ["the bucket: no keeper has looked through it yet"]
     if not said.left:

@@ -100,13 +100,13 @@ async def _asked(
 async def _keeper(deployment: Deployment, region: str) -> Told:
     """Who keeps a region, as its news say."""
     from replication.errors import ReplicationError
-    from replication.formats.keeping import NEWS, NEWS_BYTES_MAX, clock_of, decode_news
+    from replication.formats.keeping import NEWS, NEWS_FORMAT, clock_of
     from tiers.errors import ObjectMissing, TierError
 
     facts: dict[str, Any] = {"region": region, "keeper": "", "mirror": False, "kept_s": None, "age_s": None}
     try:
         objects = await opened(deployment, region)
-        news = decode_news(await objects.get_within(NEWS, NEWS_BYTES_MAX))
+        news = await NEWS_FORMAT.fetch(objects, NEWS)
         beaten_s = (await objects.head(NEWS)).modified_s
         age_s = max(0.0, (await clock_of(objects))() - beaten_s)
     except ObjectMissing:

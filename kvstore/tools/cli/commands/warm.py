@@ -247,7 +247,7 @@ async def _put(objects: Objects, order: Order) -> Order:
     from replication.formats.orders import clear_over, put_order, read_orders
 
     await clear_over(objects, order.made_s)
-    others = [one for one in (await read_orders(objects, {})).values() if one.id != order.id]
+    others = [one for one in (await read_orders(objects, {})).by_key.values() if one.id != order.id]
     if len(others) >= ORDERS_MAX:
         raise CliError(f"warm: {len(others)} orders are in force: allowed are {ORDERS_MAX}; cancel some")
     return await put_order(objects, order)
@@ -262,7 +262,7 @@ def _cancel(args: argparse.Namespace, order: Order) -> int:
         objects = await opened(deployment, args.region)
         if await cancel_order(objects, order.id):
             return []
-        there = list((await read_orders(objects, {})).values())
+        there = list((await read_orders(objects, {})).by_key.values())
         known = "; ".join(_words(one) for one in there)
         raise CliError(
             f"warm {args.region} --cancel: no such order: "

@@ -197,7 +197,7 @@ class Planner:
         elif all(rule.bytes_per_s for rule in by_rate):
             plan.copy_s = max(size_bytes / rule.bytes_per_s for rule, size_bytes in by_rate.items())
         else:
-            orders = (await read_orders(objects, {})).values()
+            orders = (await read_orders(objects, {})).by_key.values()
             told = [one for order in orders for one in await read_all_progress(objects, order)]
             rates = [one.bytes_per_s for one in told if one.is_mirror and one.bytes_per_s]
             plan.copy_s = plan.copy_bytes / max(rates) if rates else None
