@@ -56,7 +56,7 @@ CHECKS: tuple[Check, ...] = (
         places.data_directory, places.socket, places.descriptors, places.web, certificates.certificates,
     )),
     disks.disks, _apart(accelerators.accelerators, DRIVER_S),
-    *map(_answered, (service.problems, service.health, service.breakers, service.refusals, service.engines)),
+    *map(_answered, (service.problems, service.damage, service.refusals, service.engines)),
     _apart(regions.region, BUCKETS_S),
 )  # fmt: skip
 
