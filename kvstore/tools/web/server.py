@@ -208,12 +208,8 @@ class Web:
         return 0.0 if transport is None else now_s - self._since_s.setdefault(transport, now_s)
 
     async def _routed(self, request: web.Request) -> web.Response:
-        if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD):
-            response = _line(405, "allowed are GET and HEAD")
-            response.headers["Allow"] = "GET, HEAD"
-            return response
-        if self._names is not None and not is_called(request.headers.get(hdrs.HOST), self._names):
-            return _line(403, "this address answers to localhost, 127.0.0.1 and [::1] only (Host header)")
+        if (refused := refusal(request, self._names)) is not None:
+            return refused
         handler = self._routes.get(request.path)
         if handler is not None:
             try:
@@ -304,6 +300,17 @@ def names_of(listen: Listen) -> frozenset[object] | None:
     """By which those who ask may call it; None: by any."""
     names = ("localhost", "127.0.0.1", "::1", listen.host)
     return frozenset(map(_name, names)) if listen.is_loopback else None
+
+
+def refusal(request: web.Request, names: frozenset[object] | None) -> web.Response | None:
+    """Of who asks in another way than allowed. names: as of `names_of`."""
+    if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD):
+        response = _line(405, "allowed are GET and HEAD")
+        response.headers["Allow"] = "GET, HEAD"
+        return response
+    if names is not None and not is_called(request.headers.get(hdrs.HOST), names):
+        return _line(403, "this address answers to localhost, 127.0.0.1 and [::1] only (Host header)")
+    return None
 
 
 def is_called(host: str | None, names: frozenset[object]) -> bool:
