@@ -221,8 +221,7 @@ OUTPUTS = {
 }
 # Of one argument: what else makes the command complete.
 INSTEAD = {
-    ("explain", "tokenizer"): "x", ("explain", "chat_template"): "--chat [{{\"role\":\"user\",\"content\":\"x\"}}] --tokenizer {path}/none",
-    ("region erase", "prefix"): "--yes --namespace " + "ab" * 16, ("quota", "tenant"): "--dram 1GiB",
+    ("explain", "tokenizer"): "x", ("region erase", "prefix"): "--yes --namespace " + "ab" * 16, ("quota", "tenant"): "--dram 1GiB",
     ("quota", "namespace"): "--dram 1GiB", ("clear", "tenant"): "--yes", ("clear", "namespace"): "--yes", ("clear", "prefix"): "--yes",
     ("region erase", "tenant"): "--yes", ("region erase", "namespace"): "--yes", ("region erase", "cancel"): "--yes",
     ("model plan", "nic"): "--size 1GiB --nvme 1GBps --store 1Gbps", ("model plan", "nvme"): "--size 1GiB --nic 1Gbps --store 1Gbps",
@@ -253,7 +252,7 @@ COMPLETE: dict[Path_, tuple[str, set[str]]] = {
     ("ttl",): ("--tenant acme", {"namespace", "prefix", "tenant"}),
     ("quota",): ("--tenant acme --dram 1GiB", {"namespace", "tenant"}),
     ("clear",): ("--all --yes", {"tenant", "namespace", "prefix", "all"}),
-    ("explain",): ("--tokens 1,2", {"prompt", "chat", "prefix", "engines", "tokens", "tokenizer", "chat_template"}),
+    ("explain",): ("--tokens 1,2", {"prompt", "prefix", "engines", "tokens", "tokenizer"}),
     ("top",): ("--once --interval 0.1s", {"interval"}),
     ("clients",): ("--interval 0.1s", {"interval"}),
     ("record",): ("--for 0.1s", {"life"}),

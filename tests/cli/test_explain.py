@@ -250,8 +250,8 @@ def test_a_text_goes_through_the_tokenizer(filled: Place, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        ([], 2, "give a PROMPT, --tokens, --chat, --prefix or --engines"),
-        (["hello", "--tokens", "1"], 2, "give a PROMPT, --tokens, --chat, --prefix or --engines"),
+        ([], 2, "give a PROMPT, --tokens, --prefix or --engines"),
+        (["hello", "--tokens", "1"], 2, "give a PROMPT, --tokens, --prefix or --engines"),
         (["hello"], 2, "a text needs --tokenizer"),
         (["hello", "--tokenizer", "/none"], 3, "no such file"),
         (["--tokens", "1,two"], 2, "'two' is none"),

@@ -30,7 +30,8 @@ from kvstore.ledger.latencies import BOUNDS_S
 from kvstore.ledger.sums import Sums
 from kvstore.tools.cli.commands.top import Before
 from kvstore.tools.cli.commands.top_screen import screen
-from kvstore.tools.cli.commands.top_several import One, _cells
+from kvstore.tools.cli.commands.top_several import _cells
+from kvstore.tools.cli.commands.top_watched import Watched
 from kvstore.tools.web.figures import attention, figures, is_same_life
 from tests.cli.terminal import STYLE
 from tests.cli.test_service import HASHES, namespace, put
@@ -342,7 +343,7 @@ def test_several_daemons_are_a_line_each(place: Place, serve: Serve, tmp_path: P
     told = kvstore("top", "--socket", both, "--interval", "0.2s").stdout
     assert re.search(rf"{str(place.socket)[-20:]} +ok ", told), told
     assert re.search(rf"{str(tmp_path / 'none')[-20:]} +AWAY", told)
-    one = One(str(place.socket))
+    one = Watched(str(place.socket))
     one.document = {**there["figures"], "problems": [{"level": "warning"}], "attention": ["a warning"]}
     assert _cells(one)[1] == "1 warning"  # as a single one says it
     done = kvstore("top", "--socket", none)

@@ -34,10 +34,6 @@ def problem(s: Status) -> None:
     ]  # fmt: skip
 
 
-def tripped_breaker(s: Status) -> None:
-    s["breakers"][1] |= {"trips": 1, "reason": "EIO"}
-
-
 def corrupt(s: Status) -> None:
     s["counters"]["corrupt_nvme"] = 3
 
@@ -52,11 +48,6 @@ def wrong_peer(s: Status) -> None:
 
 def old_daemon(s: Status) -> None:
     s["daemon"]["version"] = "0.0.9"
-
-
-def small_arena(s: Status) -> None:
-    s["arena"]["backed_bytes"] //= 2
-    s["daemon"]["uptime_s"] = 600.0
 
 
 def old_engine(s: Status) -> None:
@@ -80,11 +71,9 @@ def space(**fields: str) -> dict[str, Any]:
             "problem",
             "nvme1: /mnt/b/kvstore: Input/output error (for 90 s, 3 times)",
         ),
-        (tripped_breaker, service.breakers, "note", "opened 1 time, the last one: EIO"),
-        (corrupt, service.health, "note", "3 blocks of nvme came back with other bytes"),
-        (corrupt_in_bucket, service.health, "note", "2 blocks of a bucket came back with other bytes"),
+        (corrupt, service.damage, "note", "3 blocks of nvme came back with other bytes"),
+        (corrupt_in_bucket, service.damage, "note", "2 blocks of a bucket came back with other bytes"),
         (wrong_peer, service.refusals, "warning", "wrong_peer, 4 times"),
-        (small_arena, service.health, "note", "50 % of the arena"),
         (old_engine, service.engines, "warning", "an engine is vLLM 0.9"),
         (two_formats, service.engines, "warning", "differ in format of the connector only"),
     ],

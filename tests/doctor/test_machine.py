@@ -19,7 +19,7 @@ from kvstore.retention.clock import boot_id
 from kvstore.tools.doctor import apart, disk_speed, disks, memory, places, regions, software
 from kvstore.tools.doctor.examine import examine
 from kvstore.tools.doctor.findings import Case, Finding
-from tests.doctor.looked import NOW_S, Findings, case, findings, levels, of, only
+from tests.doctor.looked import Findings, case, findings, levels, of, only
 from tests.region.regions import init, regions_file
 from tests.running import TIMEOUT_S, environment
 from tests.start.machine import NOBODY, Machine
@@ -200,32 +200,11 @@ def test_huge_pages_that_must_be(tmp_path: Path) -> None:
     assert levels(memory.huge_pages, case(tmp_path, settings=settings))[-1] == "note"
 
 
-def test_a_clock_that_went_back(tmp_path: Path) -> None:
-    """A file of the data directory that is newer than now is a warning."""
-    (tmp_path / "kvstore-data.json").write_text("{}")
-    os.utime(tmp_path / "kvstore-data.json", (NOW_S, NOW_S))
-    tmp_path.chmod(0o700)
-    assert only(places.data_directory, case(tmp_path)).level == "ok"
-    os.utime(tmp_path / "kvstore-data.json", (NOW_S + 3600, NOW_S + 3600))
-    assert "the clock went back" in only(places.data_directory, case(tmp_path)).found
-
-
 def test_a_data_directory_that_is_gone(tmp_path: Path) -> None:
     """Before a start it is not there yet; under a daemon that runs that is a problem of its own list, and not ok."""
     gone = tmp_path / "gone"
     assert only(places.data_directory, case(gone)).found == f"{gone} is not there yet"
     assert not list(places.data_directory(case(gone, status={"daemon": {"data_dir": str(gone)}})))
-
-
-def test_a_clock_that_nobody_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not synchronised is a warning where regions believe it, and nothing to do elsewhere; the kernel can be asked."""
-    software.synchronised()  # no assertion: of this machine nothing is known, but it must not raise
-    monkeypatch.setattr(software, "synchronised", lambda: False)
-    assert only(software.clock, case(tmp_path)).level == "ok"
-    with_region = {"regions_file": str(tmp_path / "r"), "region": "na"}
-    assert only(software.clock, case(tmp_path, settings=with_region)).level == "warning"
-    monkeypatch.setattr(software, "synchronised", lambda: True)
-    assert only(software.clock, case(tmp_path)).level == "ok"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""Samples: what is told of an interval is what was counted in it, however samples are put together."""
+"""Samples: what is told of an interval is what was counted in it."""
 
 from __future__ import annotations
 
+import gzip
 import math
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from kvstore.constants import WEB_HISTORY_S
 from kvstore.ledger.latencies import BOUNDS_S, Histogram
 from kvstore.tools.web.history import SAMPLES_MAX, History
-from kvstore.tools.web.samples import Sample, latency, stepped, together
+from kvstore.tools.web.samples import Sample, latency
 from tests.running import Place
 from tests.web.asked import Serve, Watching, get, until
 from tests.web.test_metrics import traffic
@@ -68,8 +69,8 @@ class Daemon:
         }
 
 
-def told(history: History, since_s: float = 0.0, step_s: int = 5) -> list[Sample]:
-    return msgspec.json.decode(history.since(since_s, step_s), type=list[Sample])
+def told(history: History, since_s: float = 0.0) -> list[Sample]:
+    return msgspec.json.decode(history.since(since_s), type=list[Sample])
 
 
 def test_a_sample_is_what_came_between_two_answers() -> None:
@@ -169,50 +170,10 @@ def test_history_is_bounded() -> None:
         daemon.count(n, 1)
         daemon.now_s += 5
         history.note(daemon.live(), at_s=5.0 * n)
-    body = history.since(0.0, 5)
+    body = history.since(0.0)
     assert len(msgspec.json.decode(body)) == SAMPLES_MAX == WEB_HISTORY_S / 5
     assert len(body) / SAMPLES_MAX < 500
     assert [s.t for s in told(history, daemon.now_s - 10)] == [daemon.now_s - 5, daemon.now_s]
-
-
-LATENCIES = st.dictionaries(
-    st.sampled_from(["lookup", "acquire"]), st.tuples(st.integers(1, 1000), st.floats(0, 1), st.floats(0, 1))
-)
-
-
-@st.composite
-def histories(draw: st.DrawFn) -> list[Sample]:
-    samples, t = [], START_S
-    for _ in range(draw(st.integers(1, 40))):
-        s = draw(st.sampled_from([5.0, 4.8, 5.3, 60.0]))
-        t += s
-        samples.append(
-            Sample(
-                t=t,
-                s=s,
-                gap=draw(st.booleans()),
-                lookups=draw(st.integers(0, 9)),
-                tokens=draw(st.dictionaries(st.sampled_from(["dram", "slower"]), st.integers(1, 99))),
-                requests=draw(LATENCIES),
-            )
-        )
-    return samples
-
-
-@given(histories(), st.sampled_from([10, 60, 3600]))
-def test_putting_together_loses_nothing(samples: list[Sample], step_s: int) -> None:
-    """All counts and seconds are kept, order too; a p99 is one that was seen; no gap is put inside a step."""
-    found = stepped(samples, step_s)
-    assert sum(s.lookups for s in found) == sum(s.lookups for s in samples)
-    assert together(found).tokens == together(samples).tokens
-    assert abs(sum(s.s for s in found) - sum(s.s for s in samples)) < 0.01
-    assert [s.t for s in found] == sorted({s.t for s in found})
-    assert sum(s.gap for s in found) == sum(s.gap for s in samples)
-    for name in ("lookup", "acquire"):
-        before = [s.requests[name] for s in samples if name in s.requests]
-        after = [s.requests[name] for s in found if name in s.requests]
-        assert sum(n for n, _, _ in after) == sum(n for n, _, _ in before)
-        assert {p99 for _, _, p99 in after} <= {p99 for _, _, p99 in before}
 
 
 @given(st.lists(st.floats(1e-7, 60), min_size=1), st.lists(st.floats(1e-7, 60)))
@@ -261,6 +222,7 @@ def test_the_page_gets_a_daemons_life(place: Place, serve: Serve) -> None:
         )
         assert abs(live["now_s"] - live["live"]["now_s"] - live["age_s"]) < 0.1
         newest = samples()[-1]["t"]
-        assert (
-            get(web.url, f"/history.json?since={newest - 0.001}&step=60").json()["samples"][-1]["t"] >= newest
-        )
+        path = f"/history.json?since={newest - 0.001}"
+        assert get(web.url, path).json()["samples"][-1]["t"] >= newest
+        packed = get(web.url, path, Accept_Encoding="gzip")
+        assert packed.headers["content-encoding"] == "gzip" and b'"samples"' in gzip.decompress(packed.body)

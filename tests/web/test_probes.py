@@ -208,14 +208,11 @@ def test_every_answer_lets_a_browser_ask_nobody_else(url: str) -> None:
         assert "access-control-allow-origin" not in reply.headers
 
 
-@pytest.mark.parametrize(
-    "query",
-    ["since=x", "since=-1", "since=nan", "since=inf", "step=0", "step=7", "step=-5", "step=1e3", "step=3605"],
-)
+@pytest.mark.parametrize("query", ["since=x", "since=-1", "since=nan", "since=inf"])
 def test_a_wrong_question_says_what_is_allowed(url: str, query: str) -> None:
     """400 and one line."""
     reply = get(url, f"/history.json?{query}")
-    assert (reply.status, reply.text) == (400, "allowed are since=UNIX_SECONDS and step=5, 10, … 3600\n")
+    assert (reply.status, reply.text) == (400, "allowed is since=UNIX_SECONDS\n")
 
 
 def test_no_http_is_no_line_in_the_log(tmp_path: Path) -> None:

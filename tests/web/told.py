@@ -169,7 +169,7 @@ class Told:
 
     def history_json(self, since_s: float) -> dict[str, Any]:
         told = [sample for sample in self.samples if sample["t"] > since_s]
-        return {"now_s": NOW_S, "up": self.up, "step_s": 5, "kept_s": 21_600, "instance": "", "samples": told}
+        return {"now_s": NOW_S, "up": self.up, "kept_s": 21_600, "instance": "", "samples": told}
 
 
 @contextmanager

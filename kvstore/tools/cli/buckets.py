@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvstore.tools.cli import FAILED, OK, UNREACHABLE
@@ -45,3 +45,27 @@ async def opened(deployment: Deployment, region: str) -> Objects:
     objects = deployment.regions[region].open()
     await open_region(objects, deployment.deployment, region)
     return objects
+
+
+def in_each(
+    deployment: Deployment, regions: Iterable[str], work: Callable[[Objects], Awaitable[str]]
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The bucket of each region opened, and something done with it: what to say of each, and the exit code that this asks for."""
+    from replication.errors import ReplicationError
+    from tiers.errors import TierError
+    from tiers.together import together
+
+    async def one(name: str) -> tuple[str, str, int]:
+        try:
+            return name, await work(await opened(deployment, name)), OK
+        except (ReplicationError, TierError) as error:
+            return name, str(error), code_of(error)
+
+    states = asked(lambda: together(map(one, regions)))
+    rows = [{"region": name, "state": state} for name, state, _ in states]
+    return rows, {name: code for name, _, code in states}
+
+
+def away_of(codes: Mapping[str, int]) -> list[str]:
+    """Regions whose bucket does not answer."""
+    return sorted(name for name, code in codes.items() if code == UNREACHABLE)

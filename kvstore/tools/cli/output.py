@@ -58,15 +58,20 @@ def is_terminal() -> bool:
 
 def say(line: str = "", indent: int = 2) -> None:
     """A line for people, whoever wrote it: on a terminal broken between words, and what follows is set in; whole in a pipe."""
-    line = printable(line)
-    if is_terminal():
-        import shutil
-        from textwrap import fill
+    print(*(wrapped(line, indent) if is_terminal() else [printable(line)]), sep="\n")
 
-        columns = max(40, shutil.get_terminal_size().columns)
-        hang = " " * indent
-        line = fill(line, columns, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False)
-    print(line)
+
+def wrapped(line: str, indent: int) -> list[str]:
+    """Lines as wide as the terminal, at least one; those behind the first are set in."""
+    import shutil
+    from textwrap import wrap
+
+    columns = max(40, shutil.get_terminal_size().columns)
+    hang = " " * indent
+    lines = wrap(
+        printable(line), columns, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False
+    )
+    return lines or [""]
 
 
 Progress = Callable[[str, int, int], None]  # shows what, how much is done, how much there is

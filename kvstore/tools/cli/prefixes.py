@@ -18,6 +18,7 @@ from kvstore.units import printable
 
 if TYPE_CHECKING:
     from kvstore.client import Client
+    from kvstore.errors import ClientError
     from kvstore.tools.cli.nodes import Far
 
 T = TypeVar("T")
@@ -56,11 +57,17 @@ def asked_of_daemon(command: str, work: Callable[[], T]) -> T:
 
     try:
         return work()
-    except Unavailable as error:
-        raise CliError(f"{error}{_hint(error)}", exit_code=UNREACHABLE) from error
-    except Refused as error:
-        code = _EXIT_CODES.get(error.code, FAILED)
-        raise CliError(f"{command}: {error.message}", exit_code=code) from error
+    except (Unavailable, Refused) as error:
+        raise failure_of(command, error) from error
+
+
+def failure_of(command: str, error: ClientError) -> CliError:
+    """What is said of a daemon that was asked."""
+    from kvstore.errors import Refused
+
+    if isinstance(error, Refused):
+        return CliError(f"{command}: {error.message}", exit_code=_EXIT_CODES.get(error.code, FAILED))
+    return CliError(f"{error}{_hint(error)}", exit_code=UNREACHABLE)
 
 
 def is_nobody(error: BaseException | None) -> bool:

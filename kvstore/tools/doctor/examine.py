@@ -50,13 +50,13 @@ DRIVER_S = 20.0  # for the first word of a driver of many accelerators
 BUCKETS_S = 60.0  # each question to one has a limit of its own
 
 CHECKS: tuple[Check, ...] = (
-    software.versions, software.settings, software.clock,
+    software.versions, software.settings,
     *map(_apart, (
         memory.memory, memory.huge_pages, memory.swap, memory.killed, memory.arenas,
         places.data_directory, places.socket, places.descriptors, places.web, certificates.certificates,
     )),
     disks.disks, _apart(accelerators.accelerators, DRIVER_S),
-    *map(_answered, (service.problems, service.health, service.breakers, service.refusals, service.engines)),
+    *map(_answered, (service.problems, service.damage, service.refusals, service.engines)),
     _apart(regions.region, BUCKETS_S),
 )  # fmt: skip
 

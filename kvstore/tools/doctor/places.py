@@ -20,7 +20,6 @@ from tiers.reading import Unreadable, read_json
 DOCTOR_ANSWER_S = 3.0  # for the port of the web, and for each question to a bucket
 _SILENT = "…"
 DOCTOR_SPARE_FILES = 256  # descriptors that a daemon needs besides its connections
-DOCTOR_FUTURE_S = 60.0  # a file that is so much newer than now: the clock went back
 
 
 def instance_of(data_dir: Path) -> str | None:
@@ -69,9 +68,6 @@ def data_directory(case: Case) -> Iterator[Finding]:
         yield Finding("data directory", "problem", found, "set another data_dir")
     elif os.geteuid() not in (0, status.st_uid):
         yield _foreign(case, path)
-    elif newest := _from_the_future(case, path, names):
-        action = "set the clock (chronyc makestep); TTLs and reports by the hour believe it"
-        yield Finding("data directory", "warning", f"{newest} is newer than now: the clock went back", action)
     else:
         yield Finding("data directory", "ok", f"{path}, of {user_name(status.st_uid)}")
 
@@ -83,18 +79,6 @@ def _foreign(case: Case, path: Path) -> Finding:
     return Finding(
         "data directory", level, found, f"run this and the daemon as {owner}, or set another data_dir"
     )
-
-
-def _from_the_future(case: Case, path: Path, names: list[str]) -> Path | None:
-
-    limit_s = case.clock() + DOCTOR_FUTURE_S
-    for name in sorted(names):
-        try:
-            if (path / name).lstat().st_mtime > limit_s:
-                return path / name
-        except OSError:
-            continue
-    return None
 
 
 def socket(case: Case) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""What the daemon says of itself: its problems, breakers, refusals, damaged bytes, and the engines that use it."""
+"""What the daemon says of itself: its problems, refusals, damaged bytes, and the engines that use it."""
 
 from __future__ import annotations
 
@@ -46,34 +46,13 @@ def problems(status: Status) -> Iterator[Finding]:
         yield Finding("daemon", "ok", "it knows of no problem")
 
 
-def health(status: Status) -> Iterator[Finding]:
-    """What became of memory, events and bytes since the start."""
-    capacity_bytes, backed_bytes = (status["tiers"][0]["capacity_bytes"], status["arena"]["backed_bytes"])
-    if backed_bytes < capacity_bytes and status["daemon"]["uptime_s"] > 120:
-        found = f"{100 * backed_bytes / capacity_bytes:.0f} % of the arena has its memory"
-        yield Finding(
-            "arena's memory", "note", found, "it comes with time; where memory is short, see `memory` above"
-        )
-    events = status["events"]
-    if events is not None and not events["problem"] and events["lost_blocks"]:
-        found = f"{count(events['lost_blocks'])} blocks came or went that no subscriber heard of"
-        yield Finding("events", "note", found, "subscribers ask for all of it by themselves: docs/events.md")
+def damage(status: Status) -> Iterator[Finding]:
+    """What came back wrong since the start; of the last minutes the daemon itself says it."""
     for level, (what, action) in _DAMAGED.items():
         blocks = status["counters"].get(f"corrupt_{level}", 0)
         if blocks:
             found = f"{plural(blocks, 'block')} {what} came back with other bytes since the start; they were misses"
             yield Finding("damage", "note", found, action)
-
-
-def breakers(status: Status) -> Iterator[Finding]:
-    """Disks and buckets that failed or hung, and work again: the daemon's own judgement, from every load and store."""
-    for breaker in status["breakers"]:
-        if breaker["state"] == "closed" and breaker["trips"]:
-            where = f"{breaker['directory']}: " if breaker["directory"] else ""
-            found = f"{where}opened {plural(breaker['trips'], 'time')}, the last one: {breaker['reason']}"
-            yield Finding(f"breaker {breaker['name']}", "note", found, "if it goes on: smartctl -a, dmesg")
-    if status["breakers"] and not any(breaker["trips"] for breaker in status["breakers"]):
-        yield Finding("breakers", "ok", f"{plural(len(status['breakers']), 'breaker')}, none has ever opened")
 
 
 def refusals(status: Status) -> Iterator[Finding]:

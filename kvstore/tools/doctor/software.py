@@ -1,8 +1,7 @@
-"""Versions, settings and the clock: what this program runs on, and whether it is what the tests ran with."""
+"""Versions and settings: what this program runs on, and whether it is what the tests ran with."""
 
 from __future__ import annotations
 
-import ctypes
 import platform
 import re
 import sys
@@ -15,21 +14,6 @@ from kvstore.tools.doctor.findings import Case, Finding
 OURS = "kvstore-llm"  # our distribution
 _PYTHON_MIN, _KERNEL_MIN = (3, 11), (5, 14)
 _BOUND = re.compile(r"(>=|<=|==|<|>)\s*([0-9][0-9.]*)")
-_STA_UNSYNC, _TIME_ERROR = 0x40, 5
-
-
-class _Timex(ctypes.Structure):
-    """struct timex of adjtimex(2), as far as it is read; the rest is room."""
-
-    _fields_ = (
-        ("modes", ctypes.c_uint),
-        ("offset", ctypes.c_long),
-        ("freq", ctypes.c_long),
-        ("maxerror", ctypes.c_long),
-        ("esterror", ctypes.c_long),
-        ("status", ctypes.c_int),
-        ("room", ctypes.c_long * 32),
-    )
 
 
 def settings(case: Case) -> Iterator[Finding]:
@@ -140,28 +124,3 @@ def numbers(version: str) -> tuple[int, ...]:
     """ "5.14.0-rc1" -> (5, 14, 0)."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match is not None else ()
-
-
-def clock(case: Case) -> Iterator[Finding]:
-    """Regions believe in clocks that differ by less than clock_skew_s; reports have hours by it."""
-    state = synchronised()
-    action = "start a time service: systemctl enable --now chronyd, or timedatectl set-ntp true"
-    if state is None:
-        yield Finding("clock", "ok", "the kernel does not say whether it is synchronised")
-    elif state:
-        yield Finding("clock", "ok", "synchronised")
-    else:
-        if case.config is not None and case.config.regions_file:
-            yield Finding("clock", "warning", "not synchronised with any other", action)
-        else:
-            yield Finding("clock", "ok", "not synchronised with any other, which only regions need")
-
-
-def synchronised() -> bool | None:
-    """What adjtimex(2) says, asked without changing anything; None where it says nothing."""
-    asked = _Timex()  # modes = 0: only read
-    try:
-        state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(asked))
-    except (OSError, AttributeError):
-        return None
-    return None if state < 0 else state != _TIME_ERROR and not asked.status & _STA_UNSYNC

@@ -17,14 +17,13 @@ from typing import Any
 import msgspec
 
 from kvstore.constants import WEB_HISTORY_S, WEB_SAMPLE_S
-from kvstore.tools.web.samples import Counts, Sample, counts_of, minute_samples, sample_of, stepped
+from kvstore.tools.web.samples import Counts, Sample, counts_of, minute_samples, sample_of
 
 SAMPLES_MAX = int(WEB_HISTORY_S / WEB_SAMPLE_S)
 GAP_SAMPLES = 3  # times WEB_SAMPLE_S: so long nobody looked, or nobody answered
 CLOCKS_DIFFER_S = 2.0  # an answer takes time, and uptimes are rounded
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Sample)
 
 
 class History:
@@ -57,14 +56,10 @@ class History:
         """JSON."""
         return self._samples[-1][1] if self._samples else b"null"
 
-    def since(self, since_s: float, step_s: int) -> bytes:
-        """JSON of an array: samples newer than that, put together to such steps; all of them for who knows one from before the
-        clock was set back."""
+    def since(self, since_s: float) -> bytes:
+        """JSON of an array: samples newer than that; all of them for who knows one from before the clock was set back."""
         is_back = bool(self._samples) and since_s > self._samples[-1][0]
-        wanted = [sample for t, sample in self._samples if t > since_s or is_back]
-        if step_s > WEB_SAMPLE_S:
-            return _encoder.encode(stepped(map(_decoder.decode, wanted), step_s))
-        return b"[" + b",".join(wanted) + b"]"
+        return b"[" + b",".join(sample for t, sample in self._samples if t > since_s or is_back) + b"]"
 
     def _keep(self, sample: Sample) -> None:
         while self._samples and self._samples[-1][0] > sample.t:

@@ -22,7 +22,7 @@ from kvstore.daemon.beside.mirroring import Figures
 from kvstore.daemon.listening import Listen
 from kvstore.tools.web.collector import encoded, family, of_problems
 from kvstore.tools.web.names import METRICS
-from kvstore.tools.web.server import HEADERS, is_called, names_of, told
+from kvstore.tools.web.server import HEADERS, names_of, refusal, told
 
 _OWN: Final = ("task", "bug")  # kinds of problems that are the process's own
 _OF_STATE: Final = (
@@ -75,12 +75,8 @@ async def serve_mirror(listen: Listen, door: socket.socket, figures: Callable[[]
 def _answered(
     request: web.Request, names: frozenset[object] | None, figures: Callable[[], Figures]
 ) -> web.Response:
-    if names is not None and not is_called(request.headers.get(hdrs.HOST), names):
-        return web.Response(
-            status=403, text="this address answers to names of this machine only (Host header)\n"
-        )
-    if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD):
-        return web.Response(status=405, text="allowed are GET and HEAD\n")
+    if (refused := refusal(request, names)) is not None:
+        return refused
     if request.path == "/metrics":
         body, content_type = encoded(lambda: families(figures()), request.headers.get(hdrs.ACCEPT, ""))
         return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})

@@ -1,6 +1,6 @@
 """A sample: what happened between two answers of the daemon, small enough to keep thousands.
 
-    Live answer ── Live answer  =  one sample        minute of the daemon = one, too        a few of them together = one
+    Live answer ── Live answer  =  one sample        minute of the daemon = one, too
 
 Its JSON is what /history.json tells; kvstore/tools/web/server.py says what its fields mean.
 """
@@ -109,37 +109,6 @@ def minute_samples(live: Mapping[str, Any], since_s: float) -> list[Sample]:
     return found
 
 
-def together(samples: Sequence[Sample]) -> Sample:
-    """Several that follow each other, at least one, as one."""
-    last = samples[-1]
-    loop_delays = [{"": sample.loop_delay} for sample in samples if sample.loop_delay is not None]
-    return Sample(
-        t=last.t,
-        s=round(sum(sample.s for sample in samples), 3),
-        gap=samples[0].gap,
-        minute=all(sample.minute for sample in samples),
-        lookups=sum(sample.lookups for sample in samples),
-        asked=sum(sample.asked for sample in samples),
-        tokens=_summed(sample.tokens for sample in samples),
-        bytes=_summed(sample.bytes for sample in samples),
-        saved_s=round(sum(sample.saved_s for sample in samples), 3),
-        used=next((sample.used for sample in reversed(samples) if sample.used), {}),
-        requests=_latencies_together([sample.requests for sample in samples]),
-        loads=_latencies_together([sample.loads for sample in samples]),
-        stores=_latencies_together([sample.stores for sample in samples]),
-        loop_delay=_latencies_together(loop_delays).get(""),
-    )
-
-
-def stepped(samples: Iterable[Sample], step_s: int) -> list[Sample]:
-    """One for each step in which there are some; none is put together with one before a gap."""
-    groups: list[list[Sample]] = []
-    for sample in samples:
-        begins = not groups or sample.gap or _step(groups[-1][0], step_s) != _step(sample, step_s)
-        groups.append([sample]) if begins else groups[-1].append(sample)
-    return [together(group) for group in groups]
-
-
 def latency(bounds_s: Sequence[float], old: Sequence[int] | None, new: Sequence[int]) -> Latency | None:
     """Of what came between two histograms' buckets; None where nothing did."""
     grown = [now - before for now, before in zip(new, old or [0] * len(new), strict=True)]
@@ -157,20 +126,6 @@ def _quantile(bounds_s: Sequence[float], buckets: Sequence[int], rank: float) ->
             return float(f"{low_s + (bound_s - low_s) * (rank - before) / count:.4g}")
         low_s, before = bound_s, before + count
     return low_s
-
-
-def _step(sample: Sample, step_s: int) -> int:
-    return int((sample.t - sample.s / 2) // step_s)  # its middle: it may end a little late
-
-
-def _latencies_together(parts: Sequence[Mapping[str, Latency]]) -> dict[str, Latency]:
-    found: dict[str, Latency] = {}
-    for part in parts:
-        for name, (count, p50_s, p99_s) in part.items():
-            n, half_s, most_s = found.get(name, (0, 0.0, 0.0))
-            half_s = (half_s * n + p50_s * count) / (n + count)
-            found[name] = (n + count, float(f"{half_s:.4g}"), max(most_s, p99_s))
-    return found
 
 
 def _summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -6,7 +6,7 @@
     GET /readyz        200 while the daemon answers: it can serve, adopting or not
     GET /live.json     the newest answer of the daemon
     GET /nodes.json    nodes of the region, as `kvstore region nodes -o json` has them; found while somebody asks, once a minute at most
-    GET /history.json  samples of the last hours; ?since=T: newer than T (unix s), all where T is later than the last; ?step=S: S seconds put together (5, 10, … 3600)
+    GET /history.json  samples of the last hours; ?since=T: newer than T (unix s), all where T is later than the last
 
 /live.json:
 
@@ -21,7 +21,7 @@
 
 /history.json, oldest first:
 
-    {"now_s": …, "up": …, "step_s": 5, "kept_s": 21600, "instance": "…",
+    {"now_s": …, "up": …, "kept_s": 21600, "instance": "…",
      "samples": [
        {"t": unix s at its end, "s": seconds that it is about,
         "gap": bool,          nothing is known of the time before it (no answer, or another daemon): draw no line across
@@ -34,8 +34,6 @@
 
 "sample" and the last of "samples" are the same, and no older than five seconds while the daemon answers. Of a time in which
 it did not answer for more than 15 there is none, even where it lived on: the first after it comes at the second answer.
-
-Of samples that are put together counts are added, `used` is the last, a p99 the highest, a p50 the mean by count.
 
 Who has no right to view, as the daemon's user and root have on this machine, reads figures and no names (strangers.py), unless
 `web.names` says "all".
@@ -74,7 +72,7 @@ from kvstore.tools.web.nodes import Nodes
 from kvstore.tools.web.strangers import Askers
 
 WEB_CONNECTION_AGE_S = 600.0  # of one with a certificate, which may have expired meanwhile
-WEB_STEP_S_MAX = 3600  # of samples that are added up into one
+WEB_PACKED_BYTES = 64 << 10  # more is compressed in a thread
 WEB_SEND_S = 10.0  # until who has asked has taken the answer
 WEB_HISTORIES_MAX = 16  # at once: each may be megabytes
 
@@ -210,12 +208,8 @@ class Web:
         return 0.0 if transport is None else now_s - self._since_s.setdefault(transport, now_s)
 
     async def _routed(self, request: web.Request) -> web.Response:
-        if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD):
-            response = _line(405, "allowed are GET and HEAD")
-            response.headers["Allow"] = "GET, HEAD"
-            return response
-        if self._names is not None and not is_called(request.headers.get(hdrs.HOST), self._names):
-            return _line(403, "this address answers to localhost, 127.0.0.1 and [::1] only (Host header)")
+        if (refused := refusal(request, self._names)) is not None:
+            return refused
         handler = self._routes.get(request.path)
         if handler is not None:
             try:
@@ -269,22 +263,22 @@ class Web:
         return _json(_with(head, "sample", self._history.newest))
 
     async def _samples(self, request: web.Request) -> web.Response:
-        since, step = request.query.get("since", "0"), request.query.get("step", str(int(WEB_SAMPLE_S)))
         try:
-            since_s, step_s = float(since), int(step)
+            since_s = float(request.query.get("since", "0"))
         except ValueError:
-            since_s, step_s = -1.0, 0
-        if not 0 <= since_s < 1e12 or step_s % WEB_SAMPLE_S or not 0 < step_s <= WEB_STEP_S_MAX:
-            return _line(400, f"allowed are since=UNIX_SECONDS and step=5, 10, … {WEB_STEP_S_MAX}")
+            since_s = -1.0
+        if not 0 <= since_s < 1e12:
+            return _line(400, "allowed is since=UNIX_SECONDS")
         answer = await self._asked()
         known = self._known
         head = {
             **self._head(answer),
-            "step_s": step_s,
             "kept_s": int(WEB_HISTORY_S),
             "instance": known.report["instance"] if known is not None and known.report is not None else "",
         }
-        return _json(_with(head, "samples", self._history.since(since_s, step_s)))
+        response = _json(_with(head, "samples", self._history.since(since_s)))
+        response.enable_compression()  # for who takes it: a tenth of the bytes
+        return response
 
     async def _region(self, request: web.Request) -> web.Response:
         """Its nodes."""
@@ -306,6 +300,17 @@ def names_of(listen: Listen) -> frozenset[object] | None:
     """By which those who ask may call it; None: by any."""
     names = ("localhost", "127.0.0.1", "::1", listen.host)
     return frozenset(map(_name, names)) if listen.is_loopback else None
+
+
+def refusal(request: web.Request, names: frozenset[object] | None) -> web.Response | None:
+    """Of who asks in another way than allowed. names: as of `names_of`."""
+    if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD):
+        response = _line(405, "allowed are GET and HEAD")
+        response.headers["Allow"] = "GET, HEAD"
+        return response
+    if names is not None and not is_called(request.headers.get(hdrs.HOST), names):
+        return _line(403, "this address answers to localhost, 127.0.0.1 and [::1] only (Host header)")
+    return None
 
 
 def is_called(host: str | None, names: frozenset[object]) -> bool:
@@ -365,7 +370,13 @@ def _line(status: int, text: str) -> web.Response:
 
 
 def _json(body: bytes, status: int = 200) -> web.Response:
-    return web.Response(status=status, body=body, content_type="application/json", charset="utf-8")
+    return web.Response(
+        status=status,
+        body=body,
+        content_type="application/json",
+        charset="utf-8",
+        zlib_executor_size=WEB_PACKED_BYTES,
+    )
 
 
 def _with(head: Mapping[str, Any], name: str, value: bytes) -> bytes:

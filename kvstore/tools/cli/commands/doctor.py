@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.tools.cli.options import add_config_arguments, load_config
-from kvstore.tools.cli.output import is_terminal, print_json
+from kvstore.tools.cli.output import is_terminal, print_json, wrapped
 from kvstore.tools.cli.streams import drawing, has_colours
 from kvstore.units import plural, printable
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _COLOURS = {"ok": "32", "note": "36", "warning": "33", "problem": "1;31"}
 _LEVEL_WIDTH, _CHECK_WIDTH = 8, 19
+_INDENT, _WIDE = _LEVEL_WIDTH + 1 + _CHECK_WIDTH + 1, 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,34 +145,15 @@ def _pack(args: argparse.Namespace, case: Case, answer: dict[str, Any], asked: A
 
 def _print(finding: Finding) -> None:
     """One line in a pipe; on a terminal as wide as that, in colours."""
-    check, found, action = (printable(text) for text in (finding.check, finding.found, finding.action))
+    word, check = f"{finding.level:<{_LEVEL_WIDTH}}", f"{finding.check:<{_CHECK_WIDTH}}"
     if not is_terminal():
-        todo = f"  -> {action}" if action else ""
-        print(f"{finding.level:<{_LEVEL_WIDTH}} {check:<{_CHECK_WIDTH}} {found}{todo}", flush=True)
+        todo = f"  -> {finding.action}" if finding.action else ""
+        print(printable(f"{word} {check} {finding.found}{todo}"), flush=True)
         return
-    import shutil
-
-    columns = shutil.get_terminal_size().columns
-    word = f"{finding.level:<{_LEVEL_WIDTH}}"
-    left = f"\033[{_COLOURS[finding.level]}m{word}\033[0m " if has_colours() else f"{word} "
-    screen = drawing(sys.stdout)
-    wide = columns >= 60
-    width = max(20, columns - _LEVEL_WIDTH - 1 - (_CHECK_WIDTH + 1 if wide else 0))
-    indent = " " * max(0, columns - width)
-    lines = _wrapped(found, width)
-    if wide and len(check) <= _CHECK_WIDTH:
-        print(f"{left}{check:<{_CHECK_WIDTH}} {lines[0]}", file=screen)
-        lines = lines[1:]
-    else:
-        print(f"{left}{check}", file=screen)
-    for line in lines:
-        print(f"{indent}{line}")
-    for number, line in enumerate(_wrapped(action, width - 2) if action else ()):
-        print(f"{indent}{'  ' if number else '→ '}{line}")
-    sys.stdout.flush()
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+    indent = _INDENT if shutil.get_terminal_size().columns >= _WIDE else 2
+    line, *lines = wrapped(f"{word} {check} {finding.found}", indent)
+    if has_colours():
+        line = f"\033[{_COLOURS[finding.level]}m{line[:_LEVEL_WIDTH]}\033[0m{line[_LEVEL_WIDTH:]}"
+    print(line, file=drawing(sys.stdout))
+    lines += wrapped(f"{' ' * indent}→ {finding.action}", indent + 2) if finding.action else []
+    print(*lines, sep="\n", end="\n" * bool(lines), flush=True)

@@ -3,16 +3,14 @@
   kvstore explain --tokenizer DIR "text"     a prompt as text, as an engine's completion request has it
   kvstore explain --tokenizer DIR @file      the text is in a file; - reads it from stdin
   kvstore explain --tokens 1,2,3             token ids (also --tokens @file, --tokens -); needs no tokenizer
-  kvstore explain --tokenizer DIR --chat @request.json
-                                             messages of a chat request, through the model's chat template
   kvstore explain --prefix 6f66b1302f        a stored prefix, by the beginning of the hash of its last block
   kvstore explain --engines [--model NAME]   which engines do not share what they store, and what separates them
   kvstore explain … --model NAME             of which model, where the daemon has several (or --namespace HEX)
   kvstore explain … --salt SALT              the request's cache_salt
   kvstore explain … -o json                  for programs, a row for each block; docs/cli.md lists the fields
 
-A positional list of numbers (1,2,3 or [1, 2, 3]) is taken as token ids. --chat takes messages or the body of a request
-to /v1/chat/completions: JSON, a file, or - for stdin. Prompts with images or LoRA adapters are not covered.
+A positional list of numbers (1,2,3 or [1, 2, 3]) is taken as token ids. Those of a chat request are what the engine's /tokenize
+answers. Prompts with images or LoRA adapters are not covered.
 Exit code 0 whether it would hit or not, 3 when there is no such namespace, 4 when no daemon answers.
 """
 
@@ -28,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.protocol.outcomes import MEANINGS
 from kvstore.tools.cli import NOT_FOUND, USAGE, CliError
-from kvstore.tools.cli.chat import place_of_model
 from kvstore.tools.cli.commands.explain_asking import answered, chosen, explain_prefix
 from kvstore.tools.cli.commands.explain_engines import compare, print_comparison
 from kvstore.tools.cli.options import add_config_arguments, add_node_arguments, is_of_node
@@ -48,15 +45,11 @@ NUMBERS = re.compile(r"\s*\[?\s*\d+\s*([,\s]\s*\d+\s*)+\]?\s*", re.ASCII)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, "table", "json")
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="text, token ids, @FILE, or - for stdin")
-    parser.add_argument("--chat", metavar="MESSAGES", help="in place of a text: JSON, a file of it, or -")
     parser.add_argument(
         "--prefix", default="", metavar="HASH", help="in place of a text: beginning of a last block's hash"
     )
     parser.add_argument(
         "--engines", action="store_true", help="in place of a prompt: what separates engines of a model"
-    )
-    parser.add_argument(
-        "--chat-template", type=Path, metavar="FILE", help="with --chat, in place of the tokenizer's own"
     )
     parser.add_argument("--tokens", metavar="IDS", help="token ids in place of a text: 1,2,3 or @FILE or -")
     parser.add_argument(
@@ -77,14 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    asked = (args.prompt, args.tokens, args.chat, args.prefix or None, args.engines or None)
+    asked = (args.prompt, args.tokens, args.prefix or None, args.engines or None)
     if sum(word is not None for word in asked) != 1:
         raise CliError(
-            "explain: give a PROMPT, --tokens, --chat, --prefix or --engines, one of them (see kvstore explain --help)",
+            "explain: give a PROMPT, --tokens, --prefix or --engines, one of them (see kvstore explain --help)",
             exit_code=USAGE,
         )
-    if args.chat_template is not None and args.chat is None:
-        raise CliError("explain: --chat-template is for --chat", exit_code=USAGE)
     args.namespace = namespace_of("explain", args)
     show = _print
     if is_of_node(args):
@@ -151,12 +142,6 @@ def explain(client: Client, tokens: Sequence[int], args: argparse.Namespace) -> 
 
 def _tokens(args: argparse.Namespace) -> list[int]:
     """The token ids of what was asked. Raises CliError."""
-    if args.chat is not None:
-        from kvstore.tools.cli.chat import chat_tokens
-
-        chat = chat_tokens(args.chat, _read, args.tokenizer, args.chat_template)
-        args.salt = args.salt or chat.salt
-        return chat.tokens
     if args.tokens is not None:
         return _numbers(_read(args.tokens))
     text = _read(args.prompt)
@@ -217,6 +202,20 @@ def _encoded(text: str, path: Path | None, special: bool) -> list[int]:
     except Exception as error:
         raise CliError(f"explain: --tokenizer {file}: {error}", exit_code=USAGE) from error
     return ids
+
+
+def place_of_model(path: Path) -> Path:
+    """The directory of a model that is named as `vllm serve` takes it, where the cache of Hugging Face has it; else the path itself."""
+    if path.exists() or path.is_absolute() or len(path.parts) > 2:
+        return path
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cached = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{'--'.join(path.parts)}"
+    try:
+        revision = (cached / "refs" / "main").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return path
+    found = cached / "snapshots" / Path(revision).name
+    return found if found.is_dir() else path
 
 
 # -- the table --

@@ -29,13 +29,13 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import DAY_S
-from kvstore.tools.cli import FAILED, NOT_FOUND, OK, UNREACHABLE, USAGE, CliError
+from kvstore.tools.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.tools.cli.asking import agreed, must_ask
-from kvstore.tools.cli.buckets import code_of, code_said, opened
+from kvstore.tools.cli.buckets import away_of, code_of, code_said, in_each
 from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
 from kvstore.tools.cli.options import add_config_arguments, days, duration, is_of_node
 from kvstore.tools.cli.output import Figure, present, print_table, say
@@ -133,7 +133,7 @@ def run_verb(args: argparse.Namespace) -> int:
 
         return "; ".join(await until_gone(objects, buried, wait_s)) or GONE
 
-    rows, codes = _in_each(deployment, regions, bury_in)
+    rows, codes = in_each(deployment, regions, bury_in)
     code = max(codes.values())
     if wait_s is not None:
         code = max(code, _of_versions(deployment, tombstone, rows))
@@ -217,32 +217,6 @@ def _size(rows: Sequence[dict[str, Any]]) -> str:
     return f"{plural(packs, 'pack')} ({format_bytes(size)}) of the buckets" if there else "whatever is there"
 
 
-def _in_each(
-    deployment: Deployment, regions: Sequence[str], work: Callable[[Objects], Awaitable[str]]
-) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """What to say of each region, and the exit code that this asks for, by region."""
-    from replication.errors import ReplicationError
-    from tiers.errors import TierError
-    from tiers.together import together
-
-    async def one(name: str) -> tuple[str, int]:
-        try:
-            return await work(await opened(deployment, name)), OK
-        except (ReplicationError, TierError) as error:
-            return str(error), code_of(error)
-
-    async def each() -> list[tuple[str, int]]:
-        return await together(map(one, regions))
-
-    states = asyncio.run(each())
-    rows = [{"region": name, "state": state} for name, (state, _) in zip(regions, states, strict=True)]
-    return rows, {name: code for name, (_, code) in zip(regions, states, strict=True)}
-
-
-def _away(codes: Mapping[str, int]) -> list[str]:
-    return sorted(name for name, code in codes.items() if code == UNREACHABLE)
-
-
 def _facts(
     tombstone: Tombstone, rows: list[dict[str, Any]], codes: Mapping[str, int], dry_run: bool = False
 ) -> dict[str, Any]:
@@ -252,7 +226,7 @@ def _facts(
         "prefix": tombstone.block_hash.hex(),
         "watched_until_s": tombstone.watched_until_s,
         "regions": rows,
-        "away": _away(codes),
+        "away": away_of(codes),
     }
 
 
@@ -334,8 +308,8 @@ def _of_tombstones(args: argparse.Namespace) -> int:
                 row["regions"].append(objects.where)
         return READ
 
-    rows, codes = _in_each(deployment, regions, read)
-    document = {"tombstones": list(found.values()), "regions": rows, "away": _away(codes)}
+    rows, codes = in_each(deployment, regions, read)
+    document = {"tombstones": list(found.values()), "regions": rows, "away": away_of(codes)}
     present(args, document, _show_tombstones)
     return max(codes.values())
 
@@ -390,10 +364,10 @@ def _cancel(args: argparse.Namespace, deployment: Deployment, regions: Sequence[
             return NOT_THERE
         return BACK_BEFORE if there.is_taken_back else BACK
 
-    rows, codes = _in_each(deployment, regions, back)
+    rows, codes = in_each(deployment, regions, back)
     if all(row["state"] == NOT_THERE for row in rows):
         raise CliError(f"{args.called}: --cancel {args.cancel}: no such tombstone", exit_code=NOT_FOUND)
-    document = {"tombstone": args.cancel, "prefix": "", "regions": rows, "away": _away(codes)}
+    document = {"tombstone": args.cancel, "prefix": "", "regions": rows, "away": away_of(codes)}
     present(args, document, _show)
     return max(codes.values())
 

@@ -8,13 +8,15 @@ Exit code 0 when all are ready, 1 when one is not, 2 for a wrong file, 4 when a 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvstore.tools.cli import UNREACHABLE
-from kvstore.tools.cli.buckets import asked, code_of, code_said, opened
+from kvstore.tools.cli.buckets import away_of, code_said, in_each
 from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
 from kvstore.tools.cli.options import add_config_arguments, is_of_node
 from kvstore.tools.cli.output import present, print_table
+
+if TYPE_CHECKING:
+    from tiers.bucket.objects import Objects
 
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,29 +37,17 @@ def run_verb(args: argparse.Namespace) -> int:
 
 
 def _found(args: argparse.Namespace) -> dict[str, Any]:
-    from replication.errors import ReplicationError
-    from tiers.errors import TierError
-    from tiers.together import together
-
     deployment = load_deployment(args)
 
-    away: list[str] = []
-
-    async def state(name: str) -> str:
-        try:
-            await opened(deployment, name)
-        except (ReplicationError, TierError) as error:
-            if code_of(error) == UNREACHABLE:
-                away.append(name)
-            return str(error)
+    async def ready(_: Objects) -> str:
         return "ready"
 
-    async def states() -> list[str]:
-        return await together(map(state, deployment.regions))
-
-    found = dict(zip(deployment.regions, asked(states), strict=True))
-    rows = [{"region": name, "url": deployment.regions[name].url, "state": found[name]} for name in found]
-    return {"deployment": deployment.deployment, "regions": rows, "away": sorted(away)}
+    states, codes = in_each(deployment, deployment.regions, ready)
+    rows = [
+        {"region": row["region"], "url": deployment.regions[row["region"]].url, "state": row["state"]}
+        for row in states
+    ]
+    return {"deployment": deployment.deployment, "regions": rows, "away": away_of(codes)}
 
 
 def _show(document: dict[str, Any]) -> None:

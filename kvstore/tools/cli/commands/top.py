@@ -18,11 +18,12 @@ import contextlib
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from kvstore.constants import STATUS_TIMEOUT_S
-from kvstore.tools.cli import FAILED, OK, USAGE, CliError
+from kvstore.tools.cli import FAILED, OK, UNREACHABLE, USAGE, CliError
+from kvstore.tools.cli.commands.top_watched import Watched
 from kvstore.tools.cli.options import (
     add_config_arguments,
     add_node_arguments,
@@ -31,20 +32,19 @@ from kvstore.tools.cli.options import (
     socket_path,
 )
 from kvstore.tools.cli.output import is_terminal, print_json
-from kvstore.tools.cli.prefixes import ask
+from kvstore.tools.cli.prefixes import failure_of
 from kvstore.tools.cli.streams import can_draw, drawing
 from kvstore.units import format_duration, format_time
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
-    from kvstore.client import Client
-    from kvstore.protocol import answers
 
 WATCH_INTERVAL_S_MIN, WATCH_INTERVAL_S_MAX = 0.1, 3600.0
 NODE_INTERVAL_S_MIN, NODE_INTERVAL_S_MAX = 1.0, 60.0
 
-COLUMNS_PLAIN = 100  # where there is no terminal to fit
+SOCKETS_MAX = 64
+COLUMNS_PLAIN, COLUMNS_SEVERAL = 100, 140  # where there is no terminal to fit
 ROWS_PLAIN = 1000
 ENDS = ("q", "Q", "\x03", "\x04")
 PAUSES = ("p", "P", " ")
@@ -63,30 +63,44 @@ def run(args: argparse.Namespace) -> int:
     once = args.once or args.output == "json" or not is_terminal() or not can_draw()
     if is_of_node(args):
         return _of_node(args, interval_s, once)
-    if args.socket is not None and "," in str(args.socket):
-        from kvstore.tools.cli.commands.top_several import several
+    daemons = [Watched(path) for path in _paths(args)]
+    with ThreadPoolExecutor(len(daemons)) as threads:
 
-        return several(args, str(args.socket).split(","), interval_s, once)
-    if once:
-        return _once(args, interval_s)
-    from rich.console import Console
+        def look() -> None:
+            """At all of them, so that none waits for another."""
+            list(threads.map(Watched.look, daemons))
 
-    from kvstore.client import Client
-
-    path = socket_path(args)
-    ask(args, "top", _look)  # no daemon, or one that knows no such request
-    asking = Client(path, STATUS_TIMEOUT_S, label="kvstore top", attach=False)
-    with contextlib.suppress(KeyboardInterrupt), asking as client:
-        _watch(client, Console(file=drawing(sys.stdout)), str(path), interval_s)
+        look()
+        _require_one(daemons)
+        if once:
+            time.sleep(interval_s)
+            look()
+            return _once(args, daemons)
+        with contextlib.suppress(KeyboardInterrupt):
+            _watch(daemons, look, interval_s)
+    for daemon in daemons:
+        daemon.close()
     return OK
 
 
-def _look(client: Client, before: answers.Live | None = None) -> answers.Live:
-    """The newest answer, with its minutes where there is one before it: its clock is the daemon's."""
-    from kvstore.protocol.frames import NO_MINUTES
-    from kvstore.tools.web.figures import MINUTES_BACK_S
+def _paths(args: argparse.Namespace) -> list[str]:
+    """Of the sockets. Raises CliError."""
+    given = [] if args.socket is None else str(args.socket).split(",")
+    if len(given) <= 1:
+        return [str(socket_path(args))]
+    paths = list(dict.fromkeys(filter(None, given)))
+    if not 1 <= len(paths) <= SOCKETS_MAX:
+        raise CliError(
+            f"top: --socket: {len(paths)} sockets, allowed are 1 to {SOCKETS_MAX}", exit_code=USAGE
+        )
+    return paths
 
-    return client.live(max(0.0, before["now_s"] - MINUTES_BACK_S) if before is not None else NO_MINUTES)
+
+def _require_one(daemons: Sequence[Watched]) -> None:
+    """Raises CliError where none of them answers."""
+    failed = [failure_of("top", one.error) for one in daemons if one.error is not None]
+    if len(failed) == len(daemons):
+        raise CliError(*map(str, failed), exit_code=max(error.exit_code for error in failed))
 
 
 def _of_node(args: argparse.Namespace, interval_s: float, once: bool) -> int:
@@ -101,7 +115,8 @@ def _of_node(args: argparse.Namespace, interval_s: float, once: bool) -> int:
         raise CliError("top: --interval: with --node allowed are 1s to 1min", exit_code=USAGE)
     with node_of(args, "top") as node, contextlib.closing(node.watch_figures(interval_s)) as documents:
         if once:
-            return _print_once(args, next(documents))
+            document = next(documents)
+            return _print_once(args, document, lambda console: screen(console, document))
         console = Console(file=drawing(sys.stdout))
         with contextlib.suppress(KeyboardInterrupt), full_screen(console) as terminal:
             for document in documents:
@@ -111,62 +126,69 @@ def _of_node(args: argparse.Namespace, interval_s: float, once: bool) -> int:
     return OK
 
 
-def _once(args: argparse.Namespace, interval_s: float) -> int:
-    from kvstore.tools.web.figures import figures, is_same_life
-
-    first = ask(args, "top", _look)
-    time.sleep(interval_s)
-    second = ask(args, "top", lambda client: _look(client, first))
-    if not is_same_life(first, second):
-        raise CliError("top: the daemon was restarted between the two looks", exit_code=FAILED)
-    return _print_once(args, figures(first, second))
-
-
-def _print_once(args: argparse.Namespace, document: dict[str, Any]) -> int:
-    from rich.console import Console
-
+def _once(args: argparse.Namespace, daemons: Sequence[Watched]) -> int:
     from kvstore.tools.cli.commands.top_screen import screen
+    from kvstore.tools.cli.commands.top_several import several
+
+    if len(daemons) > 1:
+        nodes = [{"socket": one.path, "away": one.away, "figures": one.document or None} for one in daemons]
+        _print_once(args, {"nodes": nodes}, lambda console: several(daemons, console.width), COLUMNS_SEVERAL)
+        return UNREACHABLE if any(one.error for one in daemons) else OK
+    _require_one(daemons)
+    document = daemons[0].document
+    if not document:
+        raise CliError("top: the daemon was restarted between the two looks", exit_code=FAILED)
+    return _print_once(args, document, lambda console: screen(console, document))
+
+
+def _print_once(
+    args: argparse.Namespace,
+    document: dict[str, Any],
+    drawn: Callable[[Console], RenderableType],
+    columns: int = COLUMNS_PLAIN,
+) -> int:
+    """columns: where there is no terminal to fit."""
+    from rich.console import Console
 
     if args.output == "json":
         print_json(document)
         return OK
-    width = None if is_terminal() else COLUMNS_PLAIN
+    width = None if is_terminal() else columns
     console = Console(file=drawing(sys.stdout), width=width, height=ROWS_PLAIN, color_system=None)
     with console.capture() as page:
-        console.print(screen(console, document))
+        console.print(drawn(console))
     print("\n".join(line.rstrip() for line in page.get().splitlines()))
     return OK
 
 
-def _watch(client: Client, console: Console, path: str, interval_s: float) -> None:
+def _watch(daemons: Sequence[Watched], look: Callable[[], None], interval_s: float) -> None:
     """Until somebody ends it. What cannot be asked is told, and asked again."""
-    from kvstore.client import ClientError
-    from kvstore.tools.cli.commands.top_screen import connecting, screen
-    from kvstore.tools.cli.full_screen import full_screen
-    from kvstore.tools.web.figures import figures, is_same_life
+    from rich.console import Console
 
-    old: answers.Live | None = None
-    document: dict[str, Any] | None = None
-    next_s, away, is_paused, before = 0.0, "", False, Before()
+    from kvstore.tools.cli.commands.top_screen import connecting, screen
+    from kvstore.tools.cli.commands.top_several import several
+    from kvstore.tools.cli.full_screen import full_screen
+
+    console, first = Console(file=drawing(sys.stdout)), daemons[0]
+    before, is_paused = Before(), False
+    next_s = time.monotonic() + min(interval_s, 1.0)
     with full_screen(console) as terminal:
         while True:
             if time.monotonic() >= next_s and not is_paused:
-                try:
-                    new, away = _look(client, old), ""
-                except ClientError as error:
-                    new, away = None, str(error)
-                if new is not None:
-                    if old is not None and is_same_life(old, new):
-                        document = figures(old, new)
-                        before.note(document["attention"], new["now_s"])
-                    old = new
-                is_early = document is None and new is not None
+                look()
+                if first.document and not first.error:
+                    before.note(first.document["attention"], first.document["now_s"])
+                is_early = not (first.document or first.error)
                 next_s = time.monotonic() + (min(interval_s, 1.0) if is_early else interval_s)
             keys = f"q ends it   p {'goes on: PAUSED' if is_paused else 'pauses'}   every {format_duration(interval_s)}"
-            what = (
-                screen(console, document, away, before.lines(), keys) if document else connecting(path, away)
-            )
-            terminal.draw(what)
+            if len(daemons) > 1:
+                terminal.draw(several(daemons, console.width, keys))
+            else:
+                terminal.draw(
+                    screen(console, first.document, first.away, before.lines(), keys)
+                    if first.document
+                    else connecting(first.path, first.away)
+                )
             for key in terminal.wait(next_s - time.monotonic() if not is_paused else interval_s):
                 if key in ENDS:
                     return

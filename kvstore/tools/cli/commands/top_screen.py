@@ -93,7 +93,7 @@ def screen(
             parts += [blank, table(rows)]
             room -= rows + LIST_LINES
     if keys:
-        parts += [*[blank] * max(0, room), _line(keys)]
+        parts += [*[blank] * max(0, room), line_of(keys)]
     return Group(*parts)
 
 
@@ -119,14 +119,14 @@ def _attention(figures: Figures, width: int, room: int) -> list[Text]:
     for with_fixes in (len(lines), 1, 0):
         shown: list[Text] = []
         for number, (line, fix) in enumerate(zip(lines, fixes, strict=True)):
-            shown += [_line(text, ALARM) for text in _wrapped(line, "! ", width)]
+            shown += [line_of(text, ALARM) for text in _wrapped(line, "! ", width)]
             if fix and number < with_fixes:
-                shown += map(_line, _wrapped(fix, "  → ", width))
+                shown += map(line_of, _wrapped(fix, "  → ", width))
         if len(shown) <= room:
             return shown
     more = len(lines) - ATTENTION_CUT
     cut = [*lines[:ATTENTION_CUT], *[f"and {more} more: kvstore status"] * (more > 0)]
-    return [_line(f"! {line}", ALARM) for line in cut]
+    return [line_of(f"! {line}", ALARM) for line in cut]
 
 
 def _wrapped(text: str, mark: str, width: int) -> list[str]:
@@ -137,10 +137,10 @@ def _wrapped(text: str, mark: str, width: int) -> list[str]:
 
 def connecting(path: str, why: str) -> Text:
     """Before anything is known."""
-    return _line(f"kvstore top: {path}: {why or 'waiting for the first figures'}")
+    return line_of(f"kvstore top: {path}: {why or 'waiting for the first figures'}")
 
 
-def _line(text: str, style: str = "") -> Text:
+def line_of(text: str, style: str = "") -> Text:
     return Text(printable(text), style, no_wrap=True, overflow="ellipsis")
 
 
@@ -159,18 +159,18 @@ def _head(console: Console, figures: Figures, away: str) -> list[RenderableType]
         engines = plural(figures["sessions_total"], "session")
         right = f"{engines}  {plural(figures['namespaces_total'], 'namespace')}  {right} UTC"
     free = console.width - cell_len(left) - cell_len(right)
-    lines = [_line(f"{left}{' ' * free}{right}" if free > 1 else left, BOLD if is_well else ALARM)]
+    lines = [line_of(f"{left}{' ' * free}{right}" if free > 1 else left, BOLD if is_well else ALARM)]
     if away:
-        lines.append(_line(f"The daemon does not answer; the figures are old. {away}", ALARM))
+        lines.append(line_of(f"The daemon does not answer; the figures are old. {away}", ALARM))
     words = [
         f"{short_count(figures['lookups_per_s'])} lookups/s",
         f"{short_count(figures['tokens_per_s'])} tokens/s",
-        f"loaded {_bytes_per_s(figures['loaded_bytes_per_s'])}",
-        f"stored {_bytes_per_s(figures['stored_bytes_per_s'])}",
+        f"loaded {bytes_per_s(figures['loaded_bytes_per_s'])}",
+        f"stored {bytes_per_s(figures['stored_bytes_per_s'])}",
     ]
     if figures["prefill_s_saved_per_s"]:
         words.append(f"saves {figures['prefill_s_saved_per_s']:.3g} s of prefill a second")
-    return [*lines, _line("  ".join(words))]
+    return [*lines, line_of("  ".join(words))]
 
 
 # -- tables --
@@ -185,7 +185,7 @@ def _table(*names: str) -> Table:
 
 
 def _add(table: Table, *cells: str) -> None:
-    table.add_row(*map(_line, cells))
+    table.add_row(*map(line_of, cells))
 
 
 def _beside(first: Table, second: Table) -> RenderableType:
@@ -197,14 +197,14 @@ def _hits(figures: Figures, narrow: bool) -> Table:
     spans = ("now", "1_min", "15_min") if narrow else ("now", "1_min", "5_min", "15_min")
     table = _table("hit rate", *(span.replace("_", " ") for span in spans))
     for row in figures["hits"][:ROWS_MAX]:
-        _add(table, row["tier"], *(_percent(row.get(span)) for span in spans))
+        _add(table, row["tier"], *(share_of(row.get(span)) for span in spans))
     return table
 
 
 def _misses(figures: Figures, narrow: bool) -> Table:
     table = _table("misses", "now", "15 min")
     for row in figures["misses"][: 3 if narrow else ROWS_MAX]:
-        _add(table, row["reason"], _percent(row["now"]), _percent(row.get("15_min")))
+        _add(table, row["reason"], share_of(row["now"]), share_of(row.get("15_min")))
     return table
 
 
@@ -215,7 +215,7 @@ def _tiers(figures: Figures, narrow: bool) -> Table:
         share = tier["used_bytes"] / tier["capacity_bytes"] if tier["capacity_bytes"] else 0.0
         bar = "█" * int(min(1.0, share) * width)
         _add(
-            table, tier["name"], bar.ljust(width, "·"), _percent(share), format_bytes(tier["capacity_bytes"])
+            table, tier["name"], bar.ljust(width, "·"), share_of(share), format_bytes(tier["capacity_bytes"])
         )
     return table
 
@@ -236,11 +236,11 @@ def _models(figures: Figures, narrow: bool, room: int) -> Table:
     shown = rows if len(rows) <= room else rows[: max(0, room - 1)]
     for row in shown:
         cells = (
-            _percent(row["hit_ratio"]),
+            share_of(row["hit_ratio"]),
             short_count(row["tokens_per_s"]),
             short_count(row["lookups_per_s"]),
-            _bytes_per_s(row["loaded_bytes_per_s"]),
-            _bytes_per_s(row["stored_bytes_per_s"]),
+            bytes_per_s(row["loaded_bytes_per_s"]),
+            bytes_per_s(row["stored_bytes_per_s"]),
         )
         _add(table, row["model"] or "(none)", row["tenant"] or "(none)", *cells[: len(names)])
     if len(shown) < len(rows) and room:
@@ -264,7 +264,7 @@ def _sessions(figures: Figures, width: int, room: int) -> Table:
         if narrow:
             _add(table, *who, rate, leases)
         else:
-            moved = (_bytes_per_s(row[f"{way}_bytes_per_s"]) for way in ("loaded", "stored"))
+            moved = (bytes_per_s(row[f"{way}_bytes_per_s"]) for way in ("loaded", "stored"))
             _add(
                 table,
                 *who,
@@ -272,7 +272,7 @@ def _sessions(figures: Figures, width: int, room: int) -> Table:
                 format_duration(row["connected_s"]),
                 rate,
                 *moved,
-                _percent(share),
+                share_of(share),
                 leases,
             )
     if len(shown) < len(rows):
@@ -299,14 +299,14 @@ def _prefixes(figures: Figures, narrow: bool, room: int) -> Table:
 
 
 def _before(lines: Sequence[str], room: int) -> Group:
-    return Group(_line("needed attention before", BOLD), *(_line(f"  {line}") for line in lines[:room]))
+    return Group(line_of("needed attention before", BOLD), *(line_of(f"  {line}") for line in lines[:room]))
 
 
-def _bytes_per_s(number: float) -> str:
+def bytes_per_s(number: float) -> str:
     return f"{format_bytes(int(number))}/s"
 
 
-def _percent(share: float | None) -> str:
+def share_of(share: float | None) -> str:
     return NOTHING if share is None else f"{100 * share:.0f} %"
 
 

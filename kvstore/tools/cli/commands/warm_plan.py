@@ -11,7 +11,6 @@ What nobody has measured is not guessed: None.
 from __future__ import annotations
 
 import asyncio
-import random
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -23,26 +22,24 @@ import msgspec
 from kvstore.daemon.config.config import Durable
 from kvstore.daemon.config.regions_file import Deployment
 from kvstore.tools.cli.buckets import opened
+from kvstore.tools.cli.commands.region_verify import followed
+from replication.audit.orphans import Finding
 from replication.catalogue.catalogue import Catalogue
 from replication.catalogue.selection import Chosen, choose
 from replication.constants import CATALOGUE_CHUNK_PACKS, CLOCK_SKEW_S, HEARTBEAT_LATE_S, NODE_INTERVAL_S
 from replication.errors import ReplicationError
-from replication.feed.tail import Tail
 from replication.formats.announced import Announced
 from replication.formats.mirror_state import read_mirrors
 from replication.formats.nodes import Node, Nodes, Unread, durable_share, read_nodes
 from replication.formats.orders import Order, read_all_progress, read_orders
-from replication.formats.region import open_region
 from replication.formats.rules import Rule, sources_for
 from replication.mirror.ordered_copies import ordered_rule
+from replication.mirror.verify import Outside
 from tiers.bucket.objects import Objects
-from tiers.errors import ObjectUnavailable, TierError
-from tiers.together import meanwhile
+from tiers.errors import TierError
 
 _GB = 1e9
 _ALIVE_S = 2.5 * NODE_INTERVAL_S
-_LOOK_S = 0.05
-_PARTLY_S = 20.0  # after which what cannot be read is done without
 KINDS_TOLD = 8
 
 
@@ -104,12 +101,12 @@ class Planner:
         if holds_bytes and not any(holds_bytes):
             raise NoTier(f"{objects.where}: no daemon of region {self._region} has the tier {self._order.to}")
         with tempfile.TemporaryDirectory(prefix="kvstore-warm-") as directory:
-            home = await self._catalogue(objects, self._region, Path(directory))
+            home = await self._followed(self._region, Path(directory))
             try:
-                sources = await self._copies(objects, home, Path(directory))
+                sources = await self._copies(objects, home.catalogue, Path(directory))
                 least_bytes = min(filter(None, holds_bytes), default=0)
-                await self._preload(home, least_bytes)
-                await self._expect(home, nodes.read, sources)
+                await self._preload(home.catalogue, least_bytes)
+                await self._expect(home.catalogue, nodes.read, sources)
             finally:
                 home.close()
         rates = [node.load_bytes_per_s for node in alive if node.load_bytes_per_s]
@@ -117,28 +114,13 @@ class Planner:
             self._plan.preload_s = self._plan.preload_bytes / statistics.median(rates)
         return self._plan
 
-    async def _catalogue(self, objects: Objects, region: str, directory: Path) -> Catalogue:
+    async def _followed(self, region: str, directory: Path) -> Outside:
         """All that a region has announced, to be closed. Raises RegionError, ObjectError."""
-        marker = await open_region(objects, self._deployment.deployment, region)
-        catalogue = Catalogue.open(directory / region, marker.identity)
-        tail = Tail(objects, catalogue, lambda: self._now_s, random.Random())
-        loop = asyncio.get_running_loop()
-        begun_s = loop.time()
-        try:
-            async with meanwhile(tail.run()):
-                while not tail.caught_up.is_set():
-                    await asyncio.sleep(_LOOK_S)
-                    status = tail.status()
-                    if status.failures:
-                        raise ObjectUnavailable(status.failure)
-                    if (status.gaps or status.failure) and loop.time() - begun_s > _PARTLY_S:
-                        said = status.failure or "segments are missing"
-                        self._plan.notes.append(f"{region}: a part of its feed cannot be read ({said})")
-                        break
-        except BaseException:
-            catalogue.close()
-            raise
-        return catalogue
+
+        def note(gap: Finding) -> None:
+            self._plan.notes.append(f"{region}: a part of its feed cannot be read ({gap.reason})")
+
+        return await followed(self._deployment, region, directory, note)
 
     # -- copies --
 
@@ -154,9 +136,9 @@ class Planner:
                 self._plan.notes.append(f"{source}: its mirror does not run: nothing is copied from there")
                 continue
             try:
-                there = await self._catalogue(deployment.regions[source].open(), source, directory)
+                there = await self._followed(source, directory)
                 try:
-                    await self._add_copies(home, there, source, rules, by_rate)
+                    await self._add_copies(home, there.catalogue, source, rules, by_rate)
                 finally:
                     there.close()
                 read.append(source)

@@ -8,7 +8,7 @@
 import { attention, problems, verdict } from "./attention.js";
 import { showTables } from "./lists.js";
 import { HITS, TIERS, hitRatio, spanText, sum, tokensOf } from "./outcomes.js";
-import { Plots, stepOf } from "./plots.js";
+import { Plots } from "./plots.js";
 import { lately, merge, rate, total } from "./samples.js";
 import { Tile, say } from "./tables.js";
 import { NOTHING, bytes, clock, duration, latency, percent, printable, shortCount } from "./units.js";
@@ -81,17 +81,13 @@ async function refresh() {
 async function refreshHistory() {
   const { span } = state;
   const newest = state.samples.at(-1);
-  const since = state.fresh || !newest ? `since=${shownS() - span - 60}&step=${stepS()}` : `since=${newest.to}`;
-  const { samples } = await ask(`history.json?${since}`);
+  const since = state.fresh || !newest ? shownS() - span - 60 : newest.to;
+  const { samples } = await ask(`history.json?since=${since}`);
   state.samples = merge(
     state.samples,
     samples.map((sample) => ({ ...sample, from: sample.t - sample.s, to: sample.t })),
   );
   Object.assign(state, { fresh: state.span !== span, historyMs: performance.now() });
-}
-
-function stepS() {
-  return Math.max(5, stepOf(state.span));
 }
 
 let timer = 0;

@@ -204,17 +204,12 @@ function slowest(levels, columns) {
 }
 
 function gridOf({ samples, nowS, span }) {
-  const step = stepOf(span),
+  const step = span / COLUMNS,
     until = Math.ceil(nowS / step) * step;
   const columns = columnsOf(samples, until, step, COLUMNS);
   const covered = columns.map(({ seconds }) => seconds > 0);
   for (let n = COLUMNS - 1; n >= 0 && columns[n].from + step > nowS - STILL_S; n--) covered[n] = true; // not here yet
   return { grid: { begin: until - COLUMNS * step, step, columns: COLUMNS, covered }, columns };
-}
-
-/** Of a column, where the live page shows so many seconds. */
-export function stepOf(span) {
-  return span / COLUMNS;
 }
 
 /** Two lines of something that takes time; `of` a sample: [how many, p50, p99]. */
