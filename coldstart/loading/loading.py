@@ -8,7 +8,7 @@ somebody holds it: the ring is told by the end of its memory's last user, not by
 many tensors that the ring is full of them, the ring leaves them their memory, and from then on tensors are copies.
 
 Several ranks read one ring (coldstart/loading/ring.py): rank r of n reads every n-th piece, and waits for what the others read. Where
-one of them is gone, the load ends: so does the engine, which needs all of them.
+one of them is gone, each of those left reads the rest itself.
 """
 
 from __future__ import annotations
@@ -105,16 +105,22 @@ class Loading:
         self._failure: Exception | None = None
         self._guard = threading.RLock()  # of `freed`, too: nobody hears of room while it is held
 
-    def tensors(self) -> Iterator[tuple[str, Any]]:
-        """Names and tensors of torch, in the order of the bytes. Raises ModelError, OSError."""
-        threads = self._start()
+    def tensors(self, first: int = 0) -> Iterator[tuple[str, Any]]:
+        """Names and tensors of torch, in the order of the bytes. first: the span that is begun with. Raises ChunkDamaged,
+        FilesWrong, OSError."""
+        threads = self._start(first)
         self._pin()
         own = memoryview(b"")
         is_over = False
         try:
-            for number, span in enumerate(self._plan.spans):
+            for number in range(first, len(self._plan.spans)):
+                span = self._plan.spans[number]
                 self._hold(number)
-                self._await(number)
+                if not self._await(number):
+                    self._leave()
+                    self._close(threads)
+                    yield from self._alone(number)
+                    return
                 if span.is_part:
                     own = self._joined(own, span)
                 else:
@@ -218,8 +224,8 @@ class Loading:
 
     # -- waiting --
 
-    def _await(self, number: int) -> None:
-        """Until all pieces of a span are true. Raises as `tensors`."""
+    def _await(self, number: int) -> bool:
+        """Until all pieces of a span are true. False where a rank that should have read one is gone. Raises as `tensors`."""
         span, states = self._plan.spans[number], self._ring.states
         begun_s = looked_s = time.monotonic()
         for place in range(span.first, span.after):
@@ -230,12 +236,11 @@ class Loading:
                 now_s = time.monotonic()
                 if now_s - looked_s > _ALIVE_S:
                     looked_s = now_s
-                    if not self._ring.is_there(place % self._ring.count) and states[place] == 0:
-                        raise ModelError(
-                            f"{self._plan.paths[span.file]}: the rank of this engine that should have read some of it is gone"
-                        )
+                    if not self._ring.is_there(place % self._ring.count) and states[place] != READY:
+                        return False
                 time.sleep(_POLL_S)
         self.waited_s += time.monotonic() - begun_s
+        return True
 
     def _is_full_of_mine(self, number: int) -> bool:
         """Whether this span has no room because of tensors that this rank's engine holds."""
@@ -256,16 +261,27 @@ class Loading:
             f"{path}: bytes {piece.at} to {piece.at + piece.chunk.size_bytes} cannot be read ({why})"
         )
 
+    def _alone(self, first: int) -> Iterator[tuple[str, Any]]:
+        """The rest, with a ring of its own."""
+        alone = Loading(self._plan, self._chunks, pins=self._pins)
+        alone._copies = self._copies
+        try:
+            yield from alone.tensors(first)
+        finally:
+            self.read_bytes += alone.read_bytes
+            self.waited_s += alone.waited_s
+
     # -- reading, in threads --
 
-    def _start(self) -> list[threading.Thread]:
+    def _start(self, first: int) -> list[threading.Thread]:
         """Each takes the next piece of this rank's."""
+        spans = enumerate(self._plan.spans)
         pieces = iter(
             [
                 (span, place)
-                for span in self._plan.spans
+                for number, span in spans
                 for place in range(span.first, span.after)
-                if place % self._ring.count == self._ring.index
+                if number >= first and place % self._ring.count == self._ring.index
             ]
         )
         threads = [
@@ -290,7 +306,7 @@ class Loading:
                 self._ring.states[place] = FAILED
                 return
             if self._stop and not is_true:
-                return  # nobody has waited for its bytes: it is not damaged
+                return  # nobody has waited for its bytes: other ranks read them themselves
             self._ring.states[place] = READY if is_true else DAMAGED
             with self._guard:
                 self.read_bytes += piece.chunk.size_bytes
