@@ -13,7 +13,8 @@
            s                           ─▶ number of the newest snapshot of which all is known
            u <word of parent> <number> ─▶ -                x <id>                      ─▶ until when what was announced is void
 
-Models are few, and kept in memory as well.
+Models are few, and kept in memory as well. Row "v" says that segments were read by who knows models: a catalogue without it, which
+an older version left, is made anew.
 
 A pack gets the next number when it is first heard of. Its blocks are found by words: 64 bits of a hash of their key.
 What shares a word (two packs with one block, or by chance two blocks) are neighbours in the rows, and the entry says
@@ -54,7 +55,7 @@ from replication.catalogue.rows import PREFIX_BYTES, Rows
 from replication.catalogue.seen import Seen
 from replication.constants import CATALOGUE_CHUNK_PACKS
 from replication.errors import CatalogueDamaged, CatalogueUnwritable
-from replication.formats.announced import Announced, Entry, announced_of, entry_of, merged
+from replication.formats.announced import Announced, Entry, announced_of, entry_of, fields_of, merged
 from replication.formats.announced_models import AnnouncedModel, merged_models
 from replication.formats.removed import LOST, Reason, Removed, latest, removed
 from replication.formats.segment import Segment
@@ -117,9 +118,9 @@ class Catalogue:
 
     @classmethod
     def open(cls, path: Path, identity: str) -> Catalogue:
-        """The catalogue in this directory. identity: of the region; what belongs to another one, or to another version, is
-        made anew, and so is what is damaged. Takes milliseconds. Raises CatalogueBusy, CatalogueDamaged, CatalogueUnwritable."""
-        rows = Rows(path, f"{identity} {layout.FORMAT}")
+        """The catalogue in this directory. identity: of the region; what belongs to another one is made anew, and
+        so is what is damaged. Takes milliseconds. Raises CatalogueBusy, CatalogueDamaged, CatalogueUnwritable."""
+        rows = Rows(path, identity)
         try:
             return cls(rows)
         except CatalogueUnwritable:
@@ -165,6 +166,9 @@ class Catalogue:
         )
         [compared] = self._rows.get([layout.COMPARED])
         self.compared = int.from_bytes(compared or b"", "big")
+        self._is_marked = self._rows.get([layout.FORMAT]) == [layout.FORMAT_NOW]
+        if self._positions and not self._is_marked:
+            raise CatalogueDamaged("an older version made it")
         models = (
             layout.decoded(value, AnnouncedModel) for _, value in layout.all_rows(self._rows, layout.MODEL)
         )
@@ -279,6 +283,7 @@ class Catalogue:
         puts += [
             (layout.MODEL + name.encode(), msgspec.msgpack.encode(model)) for name, model in said.items()
         ]
+        puts += [] if self._is_marked else [(layout.FORMAT, layout.FORMAT_NOW)]
         keys: list[bytes] = []
         specs = len(self._specs)
         counts: dict[int, Counts] = {}
@@ -287,7 +292,9 @@ class Catalogue:
             counts[spec] = _plus(counts.get(spec) or self._counts[spec], announced, 1)
             number_bytes = number.to_bytes(layout.NUMBER_BYTES, "big")
             puts.append((layout.ID + announced.pack.id, number_bytes))
-            puts.append((layout.PACK + number_bytes, msgspec.msgpack.encode(entry_of(announced, spec))))
+            puts.append(
+                (layout.PACK + number_bytes, msgspec.msgpack.encode(fields_of(entry_of(announced, spec))))
+            )
             rows = layout.until_key(announced, number_bytes) + layout.under_key(announced, number_bytes)
             puts += [(key, b"") for key in rows]
             keys += layout.keys_of(announced, number_bytes)
@@ -311,6 +318,7 @@ class Catalogue:
         for writer in back:
             del self.retired[writer]
         self._next_number += len(news)
+        self._is_marked = True
         self._models |= said
         self._positions |= positions
         for spec, count in counts.items():
@@ -340,7 +348,7 @@ class Catalogue:
             both = merged(known, entry)
             if both is known:
                 continue
-            puts.append((layout.PACK + number_bytes, msgspec.msgpack.encode(entry_of(both, spec))))
+            puts.append((layout.PACK + number_bytes, msgspec.msgpack.encode(fields_of(entry_of(both, spec)))))
             if both.kept_until_s != known.kept_until_s:
                 puts += [(key, b"") for key in layout.until_key(both, number_bytes)]
                 deletes += layout.until_key(known, number_bytes)

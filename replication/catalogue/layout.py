@@ -18,9 +18,9 @@ from tiers.packs.packs import PACK_RECORDS_MAX
 from tiers.parsing import ParserErrors, parser_failure
 
 T = TypeVar("T")
-FORMAT = 3  # of all rows; a catalogue of another one is made anew
 ID, PACK, KEY, WRITER, SPEC, COUNT, UNTIL = b"i", b"p", b"k", b"w", b"n", b"c", b"t"
-MODEL, GONE, RETIRED, COMPARED, VOID, UNDER = b"m", b"g", b"r", b"s", b"x", b"u"
+MODEL, FORMAT, FORMAT_NOW = b"m", b"v", b"3"
+GONE, RETIRED, COMPARED, VOID, UNDER = b"g", b"r", b"s", b"x", b"u"
 NUMBER_BYTES = 6  # of a pack
 INDEX_BYTES = 2
 SPEC_BYTES = 4

@@ -70,7 +70,7 @@ _BLOCK_BYTES = 4 * KIB
 
 
 class Rows:
-    """A directory of RocksDB. identity: of the region whose copy it is, and of its format. Every method may block for milliseconds and raises CatalogueDamaged.
+    """A directory of RocksDB. identity: of the region whose copy it is. Every method may block for milliseconds and raises CatalogueDamaged.
     One thread at a time."""
 
     def __init__(self, path: Path, identity: str) -> None:
@@ -186,9 +186,7 @@ class Rows:
                 db.put(_IDENTITY, self._identity)
             elif found != self._identity:
                 db.close()
-                raise CatalogueDamaged(
-                    f"{self._path}: the catalogue of another region or version ({found!r})"
-                )
+                raise CatalogueDamaged(f"{self._path}: the catalogue of another region ({found!r})")
         return db
 
     def _move_aside(self, reason: str) -> None:

@@ -85,7 +85,7 @@ class Table(NamedTuple):
     """Many announced packs, as they are stored."""
 
     specs: list[NamespaceSpec]
-    entries: list[Entry]
+    entries: list[tuple[object, ...]]  # `fields_of` each `Entry`
 
 
 def entry_of(announced: Announced, spec: int) -> Entry:
@@ -95,6 +95,12 @@ def entry_of(announced: Announced, spec: int) -> Entry:
         spec, announced.stored_s, announced.kept_until_s, announced.origin, pack.id, pack.start, pack.size_bytes,
         header.parent, header.hashes, header.checksums, header.codec, header.sizes, header.tags, announced.said_s,
     )  # fmt: skip
+
+
+def fields_of(entry: Entry) -> tuple[object, ...]:
+    """As it is written: fields at the end that say nothing are left out."""
+    fields = msgspec.structs.astuple(entry)
+    return fields if entry.said_s else fields[:-1] if entry.tags else fields[:-2]
 
 
 def announced_of(entry: Entry, specs: Sequence[NamespaceSpec]) -> Announced:
@@ -122,7 +128,7 @@ def tabled(entries: Iterable[Announced], is_said: bool = True) -> Table:
         if number == len(table.specs):
             table.specs.append(spec)
         entry = entry_of(announced, number)
-        table.entries.append(entry if is_said else msgspec.structs.replace(entry, said_s=0.0))
+        table.entries.append(fields_of(entry if is_said else msgspec.structs.replace(entry, said_s=0.0)))
     return table
 
 

@@ -1,4 +1,8 @@
-"""Announced models: manifests that are in a bucket with all of their chunks, as feeds, snapshots and catalogues say it."""
+"""Announced models: manifests that are in a bucket with all of their chunks, as feeds, snapshots and catalogues say it.
+
+A segment, or a part of a snapshot, with models has one field more than others: who does not know models reads the rest of it,
+and passes them over.
+"""
 
 from __future__ import annotations
 

@@ -100,16 +100,10 @@ HEAD_FORMAT: Final = Sealed(b"KVHEAD1\n", Head, HEAD_BYTES_MAX)
 
 def encode(segment: Segment) -> bytes:
     specs, entries = tabled(segment.entries, is_said=False)
-    said = (
-        segment.writer,
-        segment.number,
-        segment.written_s,
-        specs,
-        entries,
-        segment.models,
-        segment.removed,
+    rest = (
+        (segment.models, segment.removed) if segment.removed else (segment.models,) if segment.models else ()
     )
-    return SEGMENT_FORMAT.seal(said)
+    return SEGMENT_FORMAT.seal((segment.writer, segment.number, segment.written_s, specs, entries, *rest))
 
 
 def decode(content: bytes | memoryview, writer: str, number: int) -> Segment:

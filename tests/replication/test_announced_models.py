@@ -3,32 +3,59 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
+from typing import Annotated
 
 import msgspec
+import pytest
+from msgspec import Meta
 
 from replication.catalogue.catalogue import Catalogue
+from replication.errors import CatalogueDamaged
 from replication.feed.announcing import announce_models
 from replication.feed.feed import FeedReader, FeedWriter
 from replication.feed.snapshots import Snapshots
 from replication.formats.announced_models import AnnouncedModel, merged_models
+from replication.formats.ranges import Number, UnixS, WriterName
 from replication.formats.removed import Reason, removed
-from replication.formats.sealed import seal
+from replication.formats.sealed import Sealed, seal
 from replication.formats.segment import Segment, decode, encode
 from tests.objects import MemoryObjects
 from tests.replication.durable import pack_of
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.models import make_model
+from tiers.namespace_spec import NamespaceSpec
 
 WRITER = "a" * 16
 MODEL = make_model().announced
+SEGMENT_SHA256 = "0552774456deb60171330e713ea52f36cecc667dfbf623a2ea5d40eeafa404ff"
 
 
-def test_a_segment_says_its_models() -> None:
-    """Beside its packs, or none."""
-    for models in ((), (MODEL,)):
-        segment = Segment(WRITER, 7, 1.5, [pack_of([1, 2])], models=models)
-        assert decode(encode(segment), WRITER, 7) == segment
+class OldBody(msgspec.Struct, array_like=True):
+    """A segment, as versions read it that know no models."""
+
+    writer: WriterName
+    number: Number
+    written_s: UnixS
+    specs: Annotated[list[NamespaceSpec], Meta(max_length=1024)]
+    entries: Annotated[list[msgspec.Raw], Meta(max_length=1024)]
+
+
+def test_a_segment_without_models_is_as_it_always_was() -> None:
+    """Byte for byte, by a digest that was taken before there were models."""
+    content = encode(Segment(WRITER, 7, 1.5, [pack_of([1, 2])]))
+    assert hashlib.sha256(content).hexdigest() == SEGMENT_SHA256
+    assert decode(content, WRITER, 7).models == ()
+
+
+def test_a_segment_with_models_is_read_and_passed_over_by_older_versions() -> None:
+    """They read its packs, and go on behind it."""
+    segment = Segment(WRITER, 7, 1.5, [pack_of([1, 2])], models=(MODEL,))
+    content = encode(segment)
+    assert decode(content, WRITER, 7) == segment
+    old = Sealed(b"KVFEED1\n", OldBody, 1 << 20).unseal(content, "x")
+    assert (old.number, len(old.entries)) == (7, 1)
 
 
 def test_a_model_that_cannot_be_true_takes_no_other_one_with_it() -> None:
@@ -73,6 +100,16 @@ def test_a_catalogue_knows_models_over_a_restart() -> None:
     assert again.models[MODEL.name] == other and again.model(MODEL.id) is None
     assert [again.remove([removed(other, Reason.GONE)]) for _ in range(2)] == [1, 0]
     assert set(Catalogue(rows).models) == {make_model("n").name}
+
+
+def test_a_catalogue_of_an_older_version_is_made_anew() -> None:
+    """An older version has passed over what it could not read."""
+    rows = MemoryRows()
+    Catalogue(rows).add(Segment(WRITER, 1, 1.0, [pack_of([1])]))
+    assert Catalogue(rows).positions == {WRITER: 1}
+    rows.write((), [b"v"])
+    with pytest.raises(CatalogueDamaged, match="an older version"):
+        Catalogue(rows)
 
 
 def test_snapshots_have_models() -> None:

@@ -380,17 +380,6 @@ def test_a_disk_that_takes_no_more_damages_nothing(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["c"]
 
 
-def test_a_catalogue_of_another_version_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows what its rows mean; what they said is in the region."""
-    catalogue = Catalogue.open(tmp_path / "c", "here")
-    catalogue.add(said(1))
-    catalogue.close()
-    monkeypatch.setattr("replication.catalogue.layout.FORMAT", 4)
-    catalogue = Catalogue.open(tmp_path / "c", "here")
-    assert not catalogue.positions and not catalogue.counts.packs
-    catalogue.close()
-
-
 def test_a_row_that_cannot_be_read_is_never_the_end(tmp_path: Path) -> None:
     """A block of a file that rots while everything else is well ends no walk through the rows as if there were no more: keys, rows,
     prefixes and the last key say that the catalogue is damaged, or are right."""
