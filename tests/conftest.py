@@ -33,21 +33,15 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
         yield start
 
 
-@pytest.fixture(scope="session")
-def one_s3_server() -> Iterator[S3Server]:
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[S3Server]:
+    """A real S3 server with a bucket "kvstore", of one module: it keeps in memory whatever it was given."""
     server = S3Server()
     try:
+        server.make_bucket("kvstore")
         yield server
     finally:
         server.stop()
-
-
-@pytest.fixture(scope="module")
-def s3_server(one_s3_server: S3Server) -> S3Server:
-    """A real S3 server that has nothing but an empty bucket "kvstore" when a module begins: it keeps in memory whatever it was given."""
-    one_s3_server.forget()
-    one_s3_server.make_bucket("kvstore")
-    return one_s3_server
 
 
 @pytest.fixture(scope="module")

@@ -386,18 +386,11 @@ class S3Server:
         return ObjectOptions(endpoint=self.endpoint, allow_http=True, **{**key, **more})
 
     def make_bucket(self, name: str) -> None:
-        self._ask("PUT", f"/{name}")
-
-    def forget(self) -> None:
-        """All buckets, and what lies in them."""
-        self._ask("POST", "/moto-api/reset")
-
-    def _ask(self, method: str, path: str) -> None:
         assert self.process.poll() is None, f"moto has ended: {self.process.returncode}, {list(self.last)}"
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
         try:
-            connection.request(method, path)
-            assert connection.getresponse().status == 200, path
+            connection.request("PUT", f"/{name}")
+            assert connection.getresponse().status == 200
         finally:
             connection.close()
 

@@ -87,7 +87,8 @@ def test_a_web_process_that_ends_at_once_is_started_less_and_less_often(
     def start(_command: list[str], *_: object) -> subprocess.Popen[bytes]:
         if len(pauses) % 2:
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
-        return subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"], stdin=subprocess.PIPE)
+        command = [sys.executable, "-c", "raise SystemExit(3)"]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     monkeypatch.setattr(asyncio, "sleep", wait)
     monkeypatch.setattr(children, "CHILD_LOOK_S", 0.0)
