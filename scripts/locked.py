@@ -16,7 +16,8 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 def configured() -> dict[str, list[str]]:
-    """What pip is told by its files and by the environment: values by key, those of the environment first."""
+    """What pip is told by its files and by the environment: values by key, those of the environment first. Raises
+    CalledProcessError where pip cannot read them."""
     listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=True).stdout
     found: dict[str, list[str]] = {}
     for name, _, value in (line.partition("=") for line in listed.splitlines()):
@@ -25,11 +26,11 @@ def configured() -> dict[str, list[str]]:
 
 
 def sources() -> dict[str, str]:
-    """pip's sources in uv's words. Whatever else pip is told is uv's to fail with."""
+    """pip's sources in uv's words. Whatever else pip is told is uv's to fail with. Raises CalledProcessError."""
     told = configured()
     lists = {"UV_EXTRA_INDEX_URL": " ".join(told.get("extra-index-url", []))}
     lists["UV_FIND_LINKS"] = ",".join(dict.fromkeys(told.get("find-links", [])))
-    firsts = {"UV_DEFAULT_INDEX": "index-url", "SSL_CERT_FILE": "cert"}
+    firsts = {"UV_DEFAULT_INDEX": "index-url", "UV_NO_INDEX": "no-index", "SSL_CERT_FILE": "cert"}
     ones = {name: told[key][0] for name, key in firsts.items() if key in told}
     ways = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # a pinned version may lie in any of them
     return {name: value for name, value in (lists | ones | ways).items() if value}
@@ -42,7 +43,10 @@ def by_uv(words: list[str]) -> bool:
     if not uv.exists():
         return False
     command = [uv, "pip", "install", "-q", "--no-deps", "--python", sys.executable, *words]
-    environment = {**os.environ, **sources()}
+    try:
+        environment = {**os.environ, **sources()}
+    except subprocess.CalledProcessError:  # pip says why
+        return False
     return not subprocess.run(command, env=environment, stderr=subprocess.DEVNULL, check=False).returncode
 
 
