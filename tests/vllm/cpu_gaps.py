@@ -11,6 +11,9 @@ rotary positions   The kernel turns queries and keys that come with a dimension 
 weights in sight   Weights are packed into objects of oneDNN. Accelerators compute with the tensors, and so does
                    torch's own linear layer.
 
+FP8                The kernels that compute with weights in FP8 need AMX. Here they are spread out to the numbers of the
+                   model, block by block with their scales, and torch's own linear layer computes with those.
+
 pipeline stages    An eager engine makes no trial run, and only that gives later stages the buffers which
                    they receive into: they fail an assertion at the first request, with or without a connector.
 """
@@ -70,6 +73,26 @@ def keep_weights_in_sight() -> None:
     from vllm import _custom_ops
 
     _custom_ops._supports_onednn = False
+
+
+def compute_in_fp8() -> None:
+    """Before the engine is made: linear layers whose weights are in FP8, with a scale for each block."""
+    import torch
+    from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUFp8BlockScaledMMKernel
+
+    if torch.cpu._is_amx_tile_supported():
+        return
+
+    def linear(kernel: Any, layer: Any, x: Any, bias: Any = None, **_: Any) -> Any:
+        params = kernel._get_layer_params(layer)
+        scales = params.weight_scale if params.weight_scale_inv is None else params.weight_scale_inv
+        for axis, step in enumerate(kernel.weight_group_shape):
+            scales = scales.repeat_interleave(step, axis).narrow(axis, 0, params.weight.shape[axis])
+        return torch.nn.functional.linear(x, (params.weight.float() * scales).to(x.dtype), bias)
+
+    CPUFp8BlockScaledMMKernel.is_supported = classmethod(lambda cls, compute_capability=None: (True, None))
+    CPUFp8BlockScaledMMKernel.process_weights_after_loading = lambda kernel, layer: None
+    CPUFp8BlockScaledMMKernel.apply_weights = linear
 
 
 class StageWorker:

@@ -431,7 +431,7 @@ ROUNDED = frozenset(
     {"dtype", "dtype of config.json", "quantisation's arguments", "KV dtype", "KV dtype of some layers"}
 )
 # Flags of /proc/cpuinfo without which vLLM has no kernel for it.
-NEEDS = {"quantisation's arguments": "amx_tile", "KV dtype": "avx512", "KV dtype of some layers": "avx512"}
+NEEDS = {"KV dtype": "avx512", "KV dtype of some layers": "avx512"}
 
 
 # ---- pairs that must share -----------------------------------------------------------------------
