@@ -59,13 +59,11 @@ class Signals:
     def attach(self, meant: Mapping[int, Callable[[], Any]]) -> None:
         """Handle these from now on, in the running event loop."""
         loop = asyncio.get_running_loop()
-        for number in (signal.valid_signals() - _LEFT_ALONE - _SILENT) | meant.keys():
+        for number in (signal.valid_signals() - _LEFT_ALONE - _SILENT - {signal.SIGQUIT}) | meant.keys():
             with contextlib.suppress(OSError, ValueError, RuntimeError):
                 loop.add_signal_handler(number, meant.get(number) or self._ignored(number))
-        with contextlib.suppress(
-            OSError, ValueError, RuntimeError
-        ):  # where its threads are, beside the line of the log
-            faulthandler.register(signal.SIGQUIT, sys.stderr.fileno(), chain=True)
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # the stacks, each time
+            faulthandler.register(signal.SIGQUIT, sys.stderr.fileno())
         for number in self._came:
             (meant.get(number) or self._ignored(number))()
         self._came.clear()
@@ -81,9 +79,8 @@ class Signals:
 
         def ignore() -> None:
             log.warning(said)
-            # A flood fills the pipe that wakes a loop, and SIGTERM finds no room there. Who sends SIGQUIT wants the stacks each time.
-            if number != signal.SIGQUIT:
-                signal.signal(number, signal.SIG_IGN)
+            # A flood fills the pipe that wakes a loop, and SIGTERM finds no room there.
+            signal.signal(number, signal.SIG_IGN)
 
         return ignore
 

@@ -396,7 +396,9 @@ class Service:
             io,
             SELECTABLE[config.engine.policy](lambda steps: later(POLICY_LEARNS_AFTER_S, turns.run, steps)),
             totals=totals,
-            write_budget=self._write_budget_file.open(config.nvme.write_bytes_per_day),
+            write_budget=self._write_budget_file.open(
+                config.nvme.write_bytes_per_day, config.nvme.slab_bytes
+            ),
             rules=RuleFile(storage.data_dir.rules_path),
             shared=(region.home, *region.far.values()) if region is not None else (),
             persisting=persisted,

@@ -37,6 +37,8 @@ from kvstore.constants import DAY_S, HOUR_S
 
 WRITE_BUDGET_BURST_S = 3600.0  # an unused allowance is saved up this long
 WRITE_BUDGET_STRETCH_SHARE = 0.5  # of the burst: so much is written down as spent before it is spent
+# So many of the largest records are saved up at least: half of the stretch, and each of them fits into that.
+WRITE_BUDGET_RECORDS_MIN = 2 / WRITE_BUDGET_STRETCH_SHARE
 # Of the used share of the allowance: with half of it used, a sixteenth of a hit is enough.
 WRITE_BUDGET_LINE_POWER = 4
 
@@ -57,7 +59,7 @@ class Ledger(msgspec.Struct):
 class WriteBudget:
     """Admission to NVMe. `bytes_per_day` 0: everything is let in. Times are those of `clock`.
 
-    spent: what an earlier daemon spent, as (when at the latest, bytes). is_kept: its owner writes
+    record_bytes_max: of what may be offered. spent: what an earlier daemon spent, as (when at the latest, bytes). is_kept: its owner writes
     a `ledger` whenever `wants_keeping`, and calls `kept`; nothing is let in before.
     """
 
@@ -67,8 +69,10 @@ class WriteBudget:
         clock: Callable[[], float],
         spent: Sequence[tuple[float, int]] = (),
         is_kept: bool = False,
+        record_bytes_max: int = 0,
     ) -> None:
         self._clock = clock
+        self._least_bytes = WRITE_BUDGET_RECORDS_MIN * record_bytes_max
         self._set(bytes_per_day)
         self._allowance_bytes = self._burst_bytes
         self._spent = deque(sorted(spent))  # by the hour, oldest first
@@ -81,7 +85,7 @@ class WriteBudget:
     def _set(self, bytes_per_day: int) -> None:
         self.bytes_per_day = bytes_per_day
         self._rate = bytes_per_day / (DAY_S + HOUR_S)  # an hour is forgotten as a whole, so late
-        self._burst_bytes = self._rate * WRITE_BUDGET_BURST_S
+        self._burst_bytes = max(self._rate * WRITE_BUDGET_BURST_S, self._least_bytes)
         self._stretch_bytes = math.ceil(self._burst_bytes * WRITE_BUDGET_STRETCH_SHARE)
 
     def set_budget(self, bytes_per_day: int) -> None:

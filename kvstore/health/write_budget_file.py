@@ -49,10 +49,10 @@ class WriteBudgetFile:
         self._writing = False
         self.problem = ""  # why it could not be written the last time; logged once
 
-    def open(self, bytes_per_day: int) -> WriteBudget:
+    def open(self, bytes_per_day: int, record_bytes_max: int = 0) -> WriteBudget:
         """The budget, less what earlier daemons spent of it. Blocks on the disk. Raises OpenError."""
         spent = self._read(bytes_per_day) if bytes_per_day else []
-        write_budget = WriteBudget(bytes_per_day, self._clock, spent, is_kept=True)
+        write_budget = WriteBudget(bytes_per_day, self._clock, spent, True, record_bytes_max)
         if bytes_per_day:
             self._write_now(write_budget, write_budget.ledger())
         return write_budget

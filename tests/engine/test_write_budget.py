@@ -111,6 +111,24 @@ def test_a_budget_is_spent_on_what_is_worth_most(share: float) -> None:
     assert wrong < 0.1, wrong
 
 
+@pytest.mark.parametrize("records", [1, 2, 10, 40, 90, 1000])
+def test_a_budget_of_few_records_is_spent(records: int) -> None:
+    """However large a record is beside what a budget pays for in an hour, some are written, and most of the budget is used."""
+    now_s, draw, written = 0.0, random.Random(records), []
+    budget = records * BLOCK_BYTES
+    write_budget = WriteBudget(budget, lambda: now_s, is_kept=True, record_bytes_max=BLOCK_BYTES)
+    while now_s < 4 * DAY_S:
+        now_s += DAY_S / max(200, 4 * records)
+        if write_budget.wants_keeping:
+            write_budget.kept(write_budget.ledger())
+        size_bytes = draw.choice([BLOCK_BYTES, BLOCK_BYTES - 1, BLOCK_BYTES // 2 + 1])
+        if write_budget.admits(1.0, size_bytes):
+            write_budget.wrote(size_bytes)
+            written.append((now_s, size_bytes))
+    assert most_in_a_day(written) <= budget
+    assert sum(size_bytes for _, size_bytes in written) > 0.4 * 4 * budget
+
+
 def test_equal_worths_are_thinned_out_evenly() -> None:
     """A policy that cannot tell blocks apart spends the budget all day, not in the first hour."""
     offers_per_day = 20_000
