@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from kvstore.daemon.disks.filesystem import differ
 from kvstore.daemon.disks.known import Known
+from kvstore.daemon.disks.watch import Disks
 from tests.running import TIMEOUT_S, Daemon, Place, kvstore
 from tests.start.machine import Machine
+from tiers.base import TierStats
 from tiers.errors import OpenError
 from tiers.nvme.device import Device, capacity_for
 
@@ -351,6 +354,23 @@ def test_the_doctor_writes_nothing_to_a_disk(machine: Machine) -> None:
         machine.shell("fsfreeze -u /mnt/l; umount /mnt/l")
     found = [f for f in json.loads(done.out)["findings"] if f["check"] == "disk /mnt/l/kv"]
     assert found[0]["level"] == "ok" and found[0]["found"].startswith("file system ext4")
+
+
+@pytest.mark.parametrize(
+    ("instance", "todo"), [("", "it is tried again by itself"), ("one", "restart the daemon")]
+)
+def test_what_was_open_is_not_tried_again(tmp_path: Path, instance: str, todo: str) -> None:
+    """A disk that fails while its rows are read is left alone until the next start, and that is what is said."""
+    device = Mock(instance=instance)
+    device.stats.return_value = TierStats("nvme0", 0, 0, 0)
+    member = Mock(left_alone="cannot be read: Input/output error", device=device)
+    member.name = "nvme0"
+    adoption = Mock()
+    disks = Disks([member], [tmp_path], Known(tmp_path / "disks.json"), adoption, Mock())
+    disks.look()
+    (row,) = disks.rows()
+    assert (row["state"], row["todo"]) == ("left alone", f"mend what it names: {todo}")
+    assert adoption.again.called is not bool(instance)
 
 
 def test_a_directory_that_may_not_be_looked_into_is_not_called_silent(

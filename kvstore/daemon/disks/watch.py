@@ -200,11 +200,9 @@ class Disks:
             why = member.left_alone.removeprefix(f"nvme directory {path}: ")
             state = self._known.state(path)
             if not state:
-                return (
-                    "left alone",
-                    f"is left alone: {why}",
-                    "mend what it names: it is tried again by itself",
-                )
+                # What was open is not opened again: a part of what it holds is in the index.
+                again = "restart the daemon" if member.device.instance else "it is tried again by itself"
+                return "left alone", f"is left alone: {why}", f"mend what it names: {again}"
             todo = f"mount its disk: it is used again by itself; or kvstore disks --accept {path}, to take what is there now"
             return state, f"is left alone: {why}", todo
         silent_s = disk.silent_s(self._clock())
