@@ -22,6 +22,7 @@ from kvstore.constants import JOIN_PAUSE_S, TICK_INTERVAL_S
 from kvstore.durable.loop_thread import LoopThread
 from kvstore.index.block import Namespace
 from kvstore.movement.shared import Chained, Done, Fetched, SharedLevel, SharedLimits, Wanted
+from kvstore.steps import Steps, finish
 from replication.constants import PROBLEMS_TOLD
 from replication.errors import RegionError, ReplicationError
 from replication.problems import Problem, Problems
@@ -132,8 +133,11 @@ class RegionLevel(SharedLevel, Generic[Reader]):
         return self._reader is not None
 
     def held(self, namespace: Namespace, hashes: bytes, start: int) -> int:
+        return finish(self.held_steps(namespace, hashes, start))
+
+    def held_steps(self, namespace: Namespace, hashes: bytes, start: int) -> Steps[int]:
         reader = self._reader
-        return reader.held(namespace.spec, hashes, start) if reader is not None else start
+        return start if reader is None else (yield from reader.held_steps(namespace.spec, hashes, start))
 
     def chains(self, namespaces: Sequence[bytes], block_hash: bytes, most: int, done: Chained) -> None:
         none: Mapping[bytes, Sequence[bytes]] = {}

@@ -86,7 +86,7 @@ class Lookups:
                 live = yield from self._residency.expiry.live_steps(namespace, hashes, live)
         if live < owned:
             return (yield from self._used(asked, live, ()))._replace(expired=owned - live)
-        found = yield from self._used(asked, owned, self._shared_ends(asked, owned))
+        found = yield from self._used(asked, owned, (yield from self._shared_ends(asked, owned)))
         if found.usable == found.held and not asked.lacks_last_block_only:
             writing = self._writing(asked, found.held)
             return found._replace(writing=writing) if writing else found
@@ -148,17 +148,19 @@ class Lookups:
         """The shared level that has the first block that was not used, if one has it, was too slow."""
         size = namespace.hash_bytes
         for source in self._shared:
-            if source.loads.closed and source.held(namespace, hashes, start) > start:
+            if source.loads.closed and source.held(namespace, hashes[: (start + 1) * size], start) > start:
                 key = namespace.digest + hashes[start * size : (start + 1) * size]
                 source.refuse(key, namespace.record_bytes)
                 return
 
-    def _shared_ends(self, asked: Lookup, owned: int) -> list[SharedEnd]:
+    def _shared_ends(self, asked: Lookup, owned: int) -> Steps[list[SharedEnd]]:
         """The shared levels that go on behind the owned part of the prefix, one behind the other."""
-        end, ends = owned, []
+        end, ends = owned, list[SharedEnd]()
         for source in self._shared:
             if source.loads.closed and end * asked.namespaces[0].hash_bytes < len(asked.hashes):
-                further = min(source.held(n, asked.hashes, end) for n in asked.namespaces)
+                further = len(asked.hashes)
+                for namespace in asked.namespaces:
+                    further = min(further, (yield from source.held_steps(namespace, asked.hashes, end)))
                 if further > end:
                     end = further
                     ends.append(SharedEnd(source, end))
@@ -244,7 +246,7 @@ class Lookups:
             if start >= held:
                 break
             if source.loads.closed:
-                end = min(held, source.held(namespace, hashes, start))
+                end = min(held, (yield from source.held_steps(namespace, hashes, start)))
                 for position in range(start, end):
                     found.append(Slow(position, source, namespace.record_bytes))
                     if len(found) % STEP_BLOCKS == 0:

@@ -209,6 +209,12 @@ class _Group:
         if self._namespace.hidden and self._shown is None:
             count = len(self._hashes) // self._namespace.hash_bytes
             self._shown = yield from forest.shown_steps(self._namespace, self._hashes, count)
+        if self._shared is None:  # asked once: what is durable is closed under prefixes
+            self._shared = []
+            for source in self._engine.loader.shared:
+                if source.loads.closed:
+                    held = yield from source.level.held_steps(self._namespace, self._hashes, 0)
+                    self._shared.append((source, held))
         while self._low > first:
             if not self._is_there(self._low - 1):
                 return (self._low - 1) * self._tokens
@@ -218,7 +224,7 @@ class _Group:
         return tokens
 
     def _is_there(self, position: int) -> bool:
-        namespace, engine = self._namespace, self._engine
+        namespace = self._namespace
         if namespace.hidden and (self._shown is None or position >= self._shown):
             return False
         block_hash = self._hash(position)
@@ -227,13 +233,9 @@ class _Group:
             return self._is_usable(block, position)
         if self._coming and block_hash in namespace.writing:
             return True
-        if self._shared is None:  # asked once: what is durable is closed under prefixes
-            working = [source for source in engine.loader.shared if source.loads.closed]
-            self._shared = [(source, source.level.held(namespace, self._hashes, 0)) for source in working]
-        ends = self._shared
-        shared = next(
-            (s for s, end in ends if position < end and not s.is_too_old(namespace, block_hash)), None
-        )
+        ends = self._shared or ()
+        working = (source for source, end in ends if position < end)
+        shared = next((source for source in working if not source.is_too_old(namespace, block_hash)), None)
         if shared is not None:
             self._add_slow(position, shared)
         return shared is not None

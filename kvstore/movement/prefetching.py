@@ -37,7 +37,7 @@ def prefetch_steps(
         coming += loader.underway - before
         yield
     for source in loader.shared:
-        end = source.held(namespace, hashes, owned) if source.loads.closed else owned
+        end = (yield from source.held_steps(namespace, hashes, owned)) if source.loads.closed else owned
         coming += yield from _fetch_steps(loader, source, namespace, hashes, (owned, end), parent, waiter)
         owned = max(owned, end)
     return coming

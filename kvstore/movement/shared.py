@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from kvstore.constants import STALL_S
 from kvstore.index.block import Namespace
+from kvstore.steps import Steps
 from tiers.base import Get, Record
 
 # Of a bucket that works: the time for a job's bytes, before it counts as hanging.
@@ -60,6 +61,11 @@ class SharedLevel(ABC):
         Changes nothing, never raises. It reads the catalogue a dozen times at most, so it may be wrong
         in both directions; the answer is a promise of nothing.
         """
+
+    def held_steps(self, namespace: Namespace, hashes: bytes, start: int) -> Steps[int]:
+        """The same in pieces, of a prompt of any length."""
+        yield from ()
+        return self.held(namespace, hashes, start)
 
     @abstractmethod
     def probe(self, done: Callable[[bool], None]) -> None:

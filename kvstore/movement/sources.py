@@ -19,7 +19,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvstore.constants import LOAD_BATCH_RECORDS, MIB, PROBE_TARGETS_MAX, require
+from kvstore.constants import LOAD_BATCH_RECORDS, MIB, PROBE_TARGETS_MAX, STEP_BLOCKS, require
 from kvstore.health.breaker import Breaker, Job
 from kvstore.health.measuring import Measuring
 from kvstore.health.speed import TierSpeed
@@ -32,6 +32,7 @@ from kvstore.movement.load_queue import LoadQueue
 from kvstore.movement.shared import Fetched, SharedLevel, Wanted
 from kvstore.protocol import answers
 from kvstore.residency.levels import Member
+from kvstore.steps import Steps, finish
 from tiers.base import NAMESPACE_BYTES, Get
 from tiers.nvme.device_table import Row
 
@@ -247,14 +248,19 @@ class SharedSource(Source):
 
     def held(self, namespace: Namespace, hashes: bytes, start: int) -> int:
         """As `SharedLevel.held`, up to the first block that is known to be over its TTL there."""
-        end, size = self.level.held(namespace, hashes, start), namespace.hash_bytes
-        known = self._too_old.get(namespace.digest)
-        if not known or end == start:
-            return end
-        run = split_hashes(hashes[start * size : end * size], size)
-        if known.keys().isdisjoint(run):
-            return end
-        return next((at for at, one in enumerate(run, start) if self.is_too_old(namespace, one)), end)
+        return finish(self.held_steps(namespace, hashes, start))
+
+    def held_steps(self, namespace: Namespace, hashes: bytes, start: int) -> Steps[int]:
+        """The same in pieces, of a prompt of any length."""
+        end = yield from self.level.held_steps(namespace, hashes, start)
+        size, known = namespace.hash_bytes, self._too_old.get(namespace.digest)
+        for at in range(start, end if known else start, STEP_BLOCKS):
+            run = split_hashes(hashes[at * size : min(end, at + STEP_BLOCKS) * size], size)
+            over = (position for position, one in enumerate(run, at) if self.is_too_old(namespace, one))
+            if known and not known.keys().isdisjoint(run) and (first := next(over, None)) is not None:
+                return first
+            yield
+        return end
 
     def is_too_old(self, namespace: Namespace, block_hash: bytes) -> bool:
         """Whether a block came from here lately and was over its TTL."""

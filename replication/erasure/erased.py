@@ -97,7 +97,8 @@ class Erased:
         return self.end(spec, hashes, 0, count) < count
 
     def end(self, spec: NamespaceSpec, hashes: bytes, start: int, end: int) -> int:
-        """How many of the first `end` blocks of a prompt may be used: up to what is erased, never less than `start`.
+        """How many of the first `end` blocks of a prompt may be used, if all before `start` may: up to what is erased, never less
+        than `start`.
 
         About 0.2 ms for 2,048 blocks of a namespace of which prefixes are erased, however many; 1 µs of any other.
         """
@@ -108,9 +109,9 @@ class Erased:
         if over_s < named.whole_until_s:
             return start
         if named.blocks:
-            blocks = [hashes[at : at + size] for at in range(0, end * size, size)]
+            blocks = [hashes[at : at + size] for at in range(start * size, end * size, size)]
             if not named.blocks.keys().isdisjoint(blocks):
-                alive = (at for at, block in enumerate(blocks) if over_s < named.blocks.get(block, 0))
+                alive = (at for at, block in enumerate(blocks, start) if over_s < named.blocks.get(block, 0))
                 end = next(alive, end)
         return max(start, end)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +83,11 @@ class ReadThrough(RegionReader):
         """Follow the feed and the tombstones."""
         return {"following the feed": self._tail.run, "looking for tombstones": self._read_tombstones}
 
-    def held(self, spec: NamespaceSpec, hashes: bytes, start: int) -> int:
-        """As `RegionReader.held`; `start` until it is known what is erased."""
+    def held_steps(self, spec: NamespaceSpec, hashes: bytes, start: int) -> Generator[None, None, int]:
+        """As `RegionReader.held_steps`; `start` until it is known what is erased."""
         if not (self._home.is_read and self._there.is_read):
             return start
-        return super().held(spec, hashes, start)
+        return (yield from super().held_steps(spec, hashes, start))
 
     async def _read_tombstones(self) -> None:
         """Seldom: whoever erases does so in all regions, and home is looked at more often."""

@@ -18,10 +18,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from replication.catalogue.catalogue import Catalogue, Spot
+from replication.catalogue.catalogue import TURN_BLOCKS, Catalogue, Spot
 from replication.constants import MIB, PROBLEM_LASTS_S, PROBLEMS_TOLD
 from replication.erasure.erased import Erased
 from replication.errors import CatalogueDamaged, ReplicationError
@@ -139,14 +139,19 @@ class RegionReader(ABC):
         """All of the feed was read, once."""
         return self._tail.caught_up
 
-    def held(self, spec: NamespaceSpec, hashes: bytes, start: int) -> int:
-        """The end of the durable prefix behind the first `start` blocks; see `Catalogue.held`."""
+    def held_steps(self, spec: NamespaceSpec, hashes: bytes, start: int) -> Generator[None, None, int]:
+        """The end of the durable prefix behind the first `start` blocks; see `Catalogue.held`. In pieces of a millisecond."""
         end = self.catalogue.held(spec.digest, spec.hash_bytes, hashes, start)
-        for erased in self._erased:
-            if end > start:
-                end = erased.end(spec, hashes, start, end)
-        if end > start:
-            end = self._holes.end(spec, hashes, start, self.doubts.end(spec, hashes, start, end))
+        for at in range(0, end if end > start else 0, TURN_BLOCKS):
+            upto = found = min(end, at + TURN_BLOCKS)
+            for erased in self._erased:
+                found = erased.end(spec, hashes, at, found)
+            if found > start:
+                behind = max(at, start)
+                found = self._holes.end(spec, hashes, behind, self.doubts.end(spec, hashes, behind, found))
+            if found < upto:
+                return max(start, found)
+            yield
         return end
 
     async def chains(

@@ -17,6 +17,7 @@ from kvstore.durable.loop_thread import LoopThread
 from kvstore.durable.persister import Life
 from kvstore.index.block import Namespace
 from kvstore.movement.shared import SharedLimits, Wanted
+from kvstore.steps import Steps
 from replication.errors import RegionError
 from replication.problems import Problem
 from tiers.base import Get
@@ -42,7 +43,8 @@ class Node:
     def clock(self) -> float:
         return time.time()
 
-    def held(self, *asked: Any) -> int:
+    def held_steps(self, *asked: Any) -> Steps[int]:
+        yield
         return 7
 
     async def probe(self) -> bool:

@@ -18,7 +18,7 @@ from kvstore.durable.region_level import RegionLevel
 from kvstore.engine import windows
 from kvstore.engine.engine import Engine
 from kvstore.engine.windows import Asked
-from kvstore.index.block import Namespace
+from kvstore.index.block import Block, Namespace
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.accounts import Asking
 from kvstore.movement.shared import Fetched, SharedLevel, SharedLimits, Wanted
@@ -439,6 +439,19 @@ def test_what_came_too_old_is_not_promised_again(node: Node) -> None:
     expiry.set_ttl(SPACE.digest, 1e9, 0.0)
     assert promised() == (1, 16)
     assert held(node.acquire(0, 1)) != [None]
+
+
+@pytest.mark.parametrize("piece", [7, 1000])
+def test_a_block_that_is_too_old_ends_a_long_prompt(
+    node: Node, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it lies in what is looked at in a piece."""
+    monkeypatch.setattr("kvstore.movement.sources.STEP_BLOCKS", piece)
+    space = node.engine.namespaces.get(node.space)
+    for position in (599, 595, 21, 20):
+        block = Block(space, name(position))
+        node.engine.loader.shared[0].was_too_old(block)
+        assert node.held(600) == position
 
 
 def test_every_looked_up_token_is_accounted_for(node: Node) -> None:

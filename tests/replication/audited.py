@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvstore.steps import finish
 from replication.catalogue.catalogue import Catalogue
 from replication.errors import ReplicationError
 from replication.feed.feed import FeedWriter
@@ -160,7 +161,7 @@ def known(node: RegionNode) -> dict[bytes, Announced]:
 def held(node: RegionNode, one: Made) -> int:
     """How many blocks of a line are held."""
     hashes = b"".join(each.pack.header.hashes for each in reversed(one.line))
-    return node.held(one.pack.header.spec, hashes, 0)
+    return finish(node.held_steps(one.pack.header.spec, hashes, 0))
 
 
 def opened(disks: dict[Path, dict[bytes, bytes]]) -> object:

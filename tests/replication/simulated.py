@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from kvstore.steps import finish
 from replication.catalogue.catalogue import Catalogue
 from replication.errors import ReplicationError
 from replication.formats.announced import Announced, merged
@@ -616,7 +617,7 @@ class Process:
                     continue
                 most = hashes.index(stone.block_hash) if stone.block_hash in hashes else len(hashes)
                 most = most if stone.block_hash else 0
-                held = node.held(spec, b"".join(hashes), 0)
+                held = finish(node.held_steps(spec, b"".join(hashes), 0))
                 assert held <= most, f"{self.name}: {held} blocks of {number} served, {most} are not erased"
 
     def suspend(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kvstore.steps import finish
 from replication.audit.audit import Report
 from replication.audit.orphans import Finding, Kind, Terms
 from replication.catalogue.catalogue import Catalogue
@@ -202,9 +203,9 @@ def test_a_codec_of_a_later_version_is_a_miss(monkeypatch: pytest.MonkeyPatch) -
         header = PackHeader(SPEC, b"", block, digest(16 * block), "later", (8,))
         node.catalogue.add_packs([Announced(describe(header)[0])])
         key, view = SPEC.digest + block, memoryview(bytearray(SPEC.record_bytes))
-        assert node.held(SPEC, block, 0) == 1
+        assert finish(node.held_steps(SPEC, block, 0)) == 1
         assert await node.fetch([Wanted(key, view)]) == [(Get.MISS, None)]
-        assert node.held(SPEC, block, 0) == 0 and node.doubts.ids and not node.doubts.told
+        assert finish(node.held_steps(SPEC, block, 0)) == 0 and node.doubts.ids and not node.doubts.told
         [problem] = node.problems.all()
         assert problem.kind == "unknown" and "of a later version" in problem.text
         await node.stop()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.steps import finish
 from replication.erasure.erased import Erased
 from replication.feed.feed import FeedReader, FeedWriter, Gap
 from replication.formats import nodes, orders
@@ -123,7 +124,7 @@ def test_a_pack_that_is_bad(harm: str, answer: Get) -> None:
             if harm not in ("the place has lost its marker", "the place is another region"):
                 others = answer if answer is Get.FAILED else Get.HIT
                 assert {result for result, _ in answers[1:]} == {others}
-            held = [node.held(SPEC, key[16:], 0) for key in keys]
+            held = [finish(node.held_steps(SPEC, key[16:], 0)) for key in keys]
             assert held == [int(answer is Get.FAILED), 1, 1]
         assert None not in node.catalogue.find(keys)
         way.stored, way.bad = everything, {}

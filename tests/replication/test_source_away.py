@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.steps import finish
 from replication.formats.announced import Announced
 from replication.formats.mirror_state import MIRROR_STATE_FORMAT, MIRRORS, MirrorState, read_state
 from replication.region.region_node import RegionNode
@@ -51,7 +52,7 @@ def test_what_was_copied_lives_on_while_its_source_is_not_read_and_no_longer(awa
         await asyncio.sleep(1500.0)
         assert packs(world) == 4
         spec, blocks = pack("b")[0].pack.header.spec, pack("b")[0].pack.header.hashes
-        assert daemon.held(spec, blocks, 0) == 2
+        assert finish(daemon.held_steps(spec, blocks, 0)) == 2
         if away == "forgotten":
             await world.eu.objects.delete([MIRRORS + "na"])
         else:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.steps import finish
 from replication.catalogue.catalogue import Catalogue
 from replication.formats.region import init_region, open_region
 from replication.formats.rules import Rule
@@ -130,7 +131,7 @@ def test_a_daemon_whose_clock_is_wrong_deletes_nothing_that_lives_and_keeps_noth
         assert packs(world.na) == PACKS_MADE if others else packs(world.na) == 2 * PACKS_MADE
         assert kinds(late)[:1] == ["clock"] and not late.keeper.holds
         assert abs(late.status()["clock_off_s"] - wrong_s) < 30  # type: ignore[operator]
-        assert late.held(SPEC, digest(f"{7 * DAY_S} 0".encode()), 0) == 1
+        assert finish(late.held_steps(SPEC, digest(f"{7 * DAY_S} 0".encode()), 0)) == 1
         world.wrong_s["late"] = 0.0
         await asyncio.sleep(1800.0)
         assert packs(world.na) == late.catalogue.counts.packs == PACKS_MADE

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from kvstore.steps import finish
 from replication.catalogue.catalogue import Catalogue
 from replication.constants import UPKEEP_INTERVAL_S
 from replication.erasure.erasure import Erasure
@@ -58,12 +59,12 @@ def test_who_joins_late_promises_nothing_that_is_over() -> None:
         late, later = await node(objects, 2), await node(objects, 3)
         living = asyncio.create_task(late.run())
         await late.caught_up.wait()
-        assert [late.held(SPEC, name * 16, 0) for name in (b"x", b"y")] == [1, 1]
+        assert [finish(late.held_steps(SPEC, name * 16, 0)) for name in (b"x", b"y")] == [1, 1]
         await asyncio.sleep(2 * UPKEEP_INTERVAL_S)
         second = asyncio.create_task(later.run())
         await later.caught_up.wait()
         for one in (late, later):
-            assert [one.held(SPEC, name * 16, 0) for name in (b"x", b"y")] == [0, 1]
+            assert [finish(one.held_steps(SPEC, name * 16, 0)) for name in (b"x", b"y")] == [0, 1]
             assert one.status()["expired_packs"] == 1
         living.cancel()
         second.cancel()
@@ -180,14 +181,14 @@ def test_who_has_not_read_that_a_pack_lives_longer_does_not_delete_it(hidden: st
         assert await one.persist(header, [memoryview(RECORD)], 0, 1000)
         living = asyncio.create_task(other.run())
         await asyncio.sleep(990)
-        assert other.held(SPEC, b"x" * 16, 0) == 1
+        assert finish(other.held_steps(SPEC, b"x" * 16, 0)) == 1
         objects.is_blind, objects.has_no_heads = hidden == "feed", hidden == "head"
         await one.renew({SPEC.digest + b"x" * 16: 10**6})
         await asyncio.sleep(4 * SKEW_S if hidden == "head" else 2000)
         objects.is_blind = False
         await asyncio.sleep(1000)
         assert any(name.startswith(PACKS) for name in objects.stored)
-        assert other.held(SPEC, b"x" * 16, 0) == 1
+        assert finish(other.held_steps(SPEC, b"x" * 16, 0)) == 1
         assert [known.kept_until_s for known in other.known(_ids(objects)) if known] == [10**6]
         living.cancel()
 
