@@ -81,7 +81,7 @@ LINES_MAX = {
     "replication/keeper": 655,
     "replication/mirror": 2205,
     "replication/models": 490,
-    "replication/region": 1470,
+    "replication/region": 1475,
     "tiers": 1400,
     "tiers/bucket": 1605,
     "tiers/dram": 1975,

@@ -255,11 +255,12 @@ class SharedSource(Source):
         end = yield from self.level.held_steps(namespace, hashes, start)
         size, known = namespace.hash_bytes, self._too_old.get(namespace.digest)
         for at in range(start, end if known else start, STEP_BLOCKS):
+            if at > start:
+                yield
             run = split_hashes(hashes[at * size : min(end, at + STEP_BLOCKS) * size], size)
             over = (position for position, one in enumerate(run, at) if self.is_too_old(namespace, one))
             if known and not known.keys().isdisjoint(run) and (first := next(over, None)) is not None:
                 return first
-            yield
         return end
 
     def is_too_old(self, namespace: Namespace, block_hash: bytes) -> bool:

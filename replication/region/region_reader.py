@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from replication.catalogue.catalogue import TURN_BLOCKS, Catalogue, Spot
+from replication.catalogue.catalogue import Catalogue, Spot
 from replication.constants import MIB, PROBLEM_LASTS_S, PROBLEMS_TOLD
 from replication.erasure.erased import Erased
 from replication.errors import CatalogueDamaged, ReplicationError
@@ -42,6 +42,7 @@ from tiers.together import together
 
 FETCH_RANGE_BYTES: Final = 8 * MIB  # of a pack, read with one request
 CHAIN_HASHES_MAX: Final = 1 << 20  # of a prefix that somebody names: no prompt has more blocks
+HELD_TURN_BLOCKS: Final = 2048  # in one piece: about 2 ms where something is erased or in doubt
 FEED_LATE_S: Final = 60.0  # since all of it was read
 GAP_FIX: Final = "kvstore region verify says what is there, and whether more is damaged; an audit goes on behind it within hours"
 UNKNOWN: Final = "is of a later version, or sealed with a key that is not known here"
@@ -140,10 +141,12 @@ class RegionReader(ABC):
         return self._tail.caught_up
 
     def held_steps(self, spec: NamespaceSpec, hashes: bytes, start: int) -> Generator[None, None, int]:
-        """The end of the durable prefix behind the first `start` blocks; see `Catalogue.held`. In pieces of a millisecond."""
+        """The end of the durable prefix behind the first `start` blocks; see `Catalogue.held`. In pieces of two milliseconds at most."""
         end = self.catalogue.held(spec.digest, spec.hash_bytes, hashes, start)
-        for at in range(0, end if end > start else 0, TURN_BLOCKS):
-            upto = found = min(end, at + TURN_BLOCKS)
+        for at in range(0, end if end > start else 0, HELD_TURN_BLOCKS):
+            if at:
+                yield
+            upto = found = min(end, at + HELD_TURN_BLOCKS)
             for erased in self._erased:
                 found = erased.end(spec, hashes, at, found)
             if found > start:
@@ -151,7 +154,6 @@ class RegionReader(ABC):
                 found = self._holes.end(spec, hashes, behind, self.doubts.end(spec, hashes, behind, found))
             if found < upto:
                 return max(start, found)
-            yield
         return end
 
     async def chains(

@@ -188,7 +188,7 @@ def test_nothing_is_held_before_it_is_known_what_is_erased() -> None:
 def test_what_hangs_on_an_erased_block_is_not_held(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt is erased from its seventh block on, at home: blocks before it are held, those behind are not, also such as become
     known after a restart that knows of no pack between. So it is whatever is looked at in a piece."""
-    monkeypatch.setattr("replication.region.region_reader.TURN_BLOCKS", piece)
+    monkeypatch.setattr("replication.region.region_reader.HELD_TURN_BLOCKS", piece)
 
     async def region() -> None:
         source, home_bucket = Source(), MemoryObjects()
