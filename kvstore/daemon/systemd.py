@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Mapping
 
@@ -19,8 +20,8 @@ class Notifier:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
-        watchdog = environment.get("WATCHDOG_USEC", "")
-        self.watchdog_s = int(watchdog) / 1e6 if watchdog.isdigit() else None
+        watchdog = re.fullmatch(r"[0-9]{1,18}", environment.get("WATCHDOG_USEC", ""))
+        self.watchdog_s = int(watchdog[0]) / 1e6 if watchdog else None
 
     def send(self, state: str) -> None:
         """Send lines such as "READY=1"; a manager that does not listen is no failure of ours."""

@@ -180,3 +180,12 @@ def test_status_tells_of_a_sick_disk(capsys: pytest.CaptureFixture[str]) -> None
         "nvme loads (/mnt/b/kvstore): open; 2 trips, the last one: hangs" in told
         and "nvme stores" not in told
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "watchdog_s"),
+    [("300000", 0.3), ("", None), ("-1", None), ("9" * 400, None), ("9" * 5000, None), ("\u00b2", None)],
+)
+def test_a_watchdog_is_a_number(said: str, watchdog_s: float | None) -> None:
+    """Whatever else is in the environment is no watchdog, and ends no start."""
+    assert Notifier({"WATCHDOG_USEC": said}).watchdog_s == watchdog_s
