@@ -69,6 +69,10 @@ class ObjectRefused(ObjectError):
     """The store does not allow it: wrong bucket, wrong region, no permission. Trying again is no use."""
 
 
+class PlaceMissing(ObjectRefused):
+    """The directory of a store is not there."""
+
+
 class ObjectKeyUnknown(ObjectRefused):
     """It says that it is sealed with a key that is not in the key file, or by a later version; whether that is true cannot be known."""
 

@@ -147,7 +147,7 @@ def test_wrong_words_are_one_line(tmp_path: Path, bucket: Path) -> None:
     refused(2, "--grace soon: not a time", "gc", "--grace=soon", to=bucket)
     refused(2, "did you mean --deep?", "verify", "--depe", to=bucket)
     refused(2, "invalid choice: 'lss'", "lss", to=bucket)
-    refused(1, "there is no such directory", "ls", to=tmp_path / "none")
+    refused(3, "there is no such directory", "ls", to=tmp_path / "none")
     for words, says in (
         (["--to=s3://user:pass@x"], "--to: allowed are s3://bucket"),
         (["--to=s3://x", "--endpoint=x"], "--endpoint: allowed are http"),

@@ -18,7 +18,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
 
 from tiers.bucket.object_failures import failure
 from tiers.bucket.object_options import ObjectOptions
-from tiers.errors import ObjectRefused
+from tiers.errors import ObjectRefused, PlaceMissing
 
 if TYPE_CHECKING:  # exists in obstore's stubs only
     from obstore.store import ObjectStore
@@ -77,7 +77,7 @@ def _open_directory(rest: str, options: ObjectOptions) -> tuple[str, ObjectStore
     if not os.path.isabs(path):
         raise ObjectRefused(f"{where}: allowed is the absolute path of a directory, as in file:///mnt/region")
     if not options.create and not os.path.isdir(path):
-        raise ObjectRefused(f"{where}: there is no such directory")
+        raise PlaceMissing(f"{where}: there is no such directory")
     # Folders that deletes leave empty go away: a folder is what objects have in their names, nothing else.
     return where, LocalStore(path, mkdir=options.create, automatic_cleanup=True)
 

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from kvstore.tools.cli import USAGE, CliError
+from kvstore.tools.cli import NOT_FOUND, USAGE, CliError
 from kvstore.tools.cli.buckets import asked, opened
 from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
 from kvstore.tools.cli.options import add_config_arguments, load_config
@@ -67,7 +67,7 @@ def _store(verb: str, url: str, endpoint: str) -> Callable[[], Awaitable[Objects
     from pydantic import ValidationError
 
     from kvstore.daemon.config.regions_file import Place
-    from tiers.errors import ObjectRefused
+    from tiers.errors import ObjectRefused, PlaceMissing
 
     try:
         place = Place(url=url, endpoint=endpoint)
@@ -84,6 +84,9 @@ def _store(verb: str, url: str, endpoint: str) -> Callable[[], Awaitable[Objects
             raise CliError(f"{verb}: --to {error}", exit_code=USAGE) from error
 
     async def open_store() -> Objects:
-        return place.open()
+        try:
+            return place.open()
+        except PlaceMissing as error:
+            raise CliError(f"{verb}: --to {error}", exit_code=NOT_FOUND) from error
 
     return open_store
