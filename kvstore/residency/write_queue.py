@@ -47,7 +47,7 @@ class WriteQueue:
         self.write_budget = write_budget
         self.waiting: OrderedDict[Block, None] = OrderedDict()
         self.refused: OrderedDict[Block, None] = OrderedDict()
-        self.accepting = bool(blocks.nvme)  # some device can be written to
+        self.accepting = False  # some device can be written to
         self._blocks = blocks
         self._promised: set[Block] = set()  # of the write budget: to be written, or given back
 

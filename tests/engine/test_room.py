@@ -26,10 +26,18 @@ from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.base import CHECKSUM_BYTES
 from tiers.checksum import digest
 from tiers.dram.arena import open_arena
+from tiers.errors import OpenError
 from tiers.namespace_spec import NamespaceSpec
 
 MIB = 1 << 20
 RECORD_BYTES = MIB // 2  # four slots a slab of 2 MiB
+
+
+class Absent(FaultyDevice):
+    """A directory that cannot be opened."""
+
+    def open(self) -> None:
+        raise OpenError("is empty now")
 
 
 class Node:
@@ -383,3 +391,13 @@ def test_names_are_saved_by_one_job_at_a_time(dram_only: Node) -> None:
     dram_only.engine.tick()
     dram_only.io.run()
     assert b"c" * 16 in {space.digest for space in NamespaceRegistry(dram_only.engine.namespaces._path)}
+
+
+def test_nothing_waits_for_a_disk_that_is_left_alone(tmp_path: Path) -> None:
+    """A stop waits for what can be written; a directory that was never opened takes nothing."""
+    node = Node(tmp_path / "arena", 2, Absent(8))
+    assert node.put("a", "b") == 2
+    node.engine.tick()
+    node.io.run()
+    assert node.engine.nvme.members[0].left_alone == "is empty now"
+    assert node.engine.writer.idle
