@@ -17,6 +17,10 @@ async def within(limit_s: float | None, event: asyncio.Event) -> None:
 
 def passed_s(loop: asyncio.AbstractEventLoop | None = None) -> float:
     """The loop's time, which goes on while the machine sleeps, too. loop: the running one if none is given."""
-    awake_s = time.clock_gettime(time.CLOCK_MONOTONIC)
-    asleep_s = round(time.clock_gettime(time.CLOCK_BOOTTIME) - awake_s)  # the two are not read at once
+    asleep_s = round(boot_s() - time.clock_gettime(time.CLOCK_MONOTONIC))  # the two are not read at once
     return (loop or asyncio.get_running_loop()).time() + asleep_s
+
+
+def boot_s() -> float:
+    """Seconds that go on while the machine sleeps, too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

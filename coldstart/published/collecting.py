@@ -29,7 +29,8 @@ from replication.formats.manifests import (
     chunk_name,
     decode,
 )
-from replication.models.collecting import COLLECTING, INTENT_S, LOCK_FORMAT, LOCK_S, Lock, boot_s
+from replication.models.collecting import COLLECTING, INTENT_S, LOCK_FORMAT, LOCK_S, Lock
+from replication.waits import boot_s
 from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectMissing
 from tiers.together import together

@@ -73,6 +73,7 @@ from kvstore.retention.rules import RuleFile
 from kvstore.steps import Steps
 from kvstore.units import format_bytes
 from replication.formats.nodes import Condition
+from replication.waits import boot_s
 from tiers.dram.arenas_left import held_bytes
 
 if TYPE_CHECKING:
@@ -402,6 +403,7 @@ class Service:
             rules=RuleFile(storage.data_dir.rules_path),
             shared=(region.home, *region.far.values()) if region is not None else (),
             persisting=persisted,
+            boot_clock=boot_s,
         )
         tune(self.engine, config)
         self.engine.models.pins = Home(config.models_dir).pins

@@ -116,8 +116,9 @@ class Engine(Parts):
         rules: RuleFile | None = None,
         shared: Sequence[SharedLevel] = (),
         persisting: Persisting | None = None,
+        boot_clock: Callable[[], float] | None = None,
     ) -> None:
-        """io: threads for everything but drives. Settings that may change while it serves have their defaults at first."""
+        """io: threads for everything but drives. boot_clock: as `clock`, if another one counts a machine's sleep. Settings that may change while it serves have their defaults at first."""
         self.arena = arena
         self.io = io
         self.clock = clock
@@ -151,7 +152,8 @@ class Engine(Parts):
         self.lookups = Lookups(self.blocks, BreakEven(), sources, far)
         self.persister = self._persister(persisting, wall_clock) if persisting is not None else None
         self.blocks.expiry.rows = partial(stored_times, self.blocks, io)
-        self.retention = Retention(self.blocks, self.eviction, namespaces, io, clock, wall_clock, rules)
+        lasting = boot_clock or clock
+        self.retention = Retention(self.blocks, self.eviction, namespaces, io, lasting, wall_clock, rules)
         self.holdings = Holdings(namespaces, self.blocks.quotas, self.background)
         self.adoption = Adoption(self.blocks, namespaces, self.writer.changed, self.retention.adopted, clock)
         self.erasing = Erasing(self.blocks, namespaces, lambda: self.adoption.done)

@@ -1,10 +1,10 @@
 """The clock of TTLs: unix seconds that do not go back, not even over a kill.
 
-    now = monotonic clock of the machine + ahead_s         ahead_s is kept with the rules
+    now = seconds since the machine's boot + ahead_s         ahead_s is kept with the rules
 
 The wall clock may be set back, and no block may live longer for it. So the wall clock says only
-where time begins; then the monotonic clock counts, which all processes of one boot share. A daemon that
-starts in the same boot goes on where the last one was, whatever the wall clock says by then (if it is
+where time begins; then the clock of this boot counts, which all processes share, and which goes on while the
+machine sleeps. A daemon that starts in the same boot goes on where the last one was, whatever the wall clock says by then (if it is
 ahead, time jumps ahead: blocks become older, never younger).
 
 Over a reboot there is only the wall clock to believe. Time is then not before the latest rule was set,
@@ -20,10 +20,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Clock:
-    """Seconds since 1970 by a monotonic clock."""
+    """Seconds since 1970 by a clock that does not go back."""
 
     def __init__(self, monotonic: Callable[[], float] = lambda: 0.0) -> None:
-        self.ahead_s = 0.0  # of the monotonic clock
+        self.ahead_s = 0.0  # of that clock
         self._monotonic = monotonic
 
     def now_s(self) -> float:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated, Final
@@ -31,6 +30,7 @@ from replication.deleting import delete_each
 from replication.errors import Damaged, IntentLost
 from replication.formats.manifests import PUBLISHING, Manifest, encode
 from replication.formats.sealed import Sealed
+from replication.waits import boot_s
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError, ObjectKeyUnknown, ObjectMissing
 from tiers.together import meanwhile
@@ -72,11 +72,6 @@ async def _end_s(objects: Objects, name: str) -> float:
         return (await objects.head(name)).modified_s + lasting_s
     except ObjectMissing:
         return 0.0
-
-
-def boot_s() -> float:
-    """Seconds that go on while the machine sleeps, too."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def intent_name(manifest: Manifest, who: str) -> str:

@@ -487,6 +487,19 @@ def test_a_clock_set_back_and_a_kill_prolong_nothing(node: Node, back_s: float) 
     assert node.held("a00") == 0
 
 
+def test_time_goes_on_while_the_machine_sleeps(node: Node) -> None:
+    """A TTL that ends during a suspension is over after it, for who serves then and for who starts then."""
+    node.ttl(20)
+    node.put("a00")
+    node.settle(12)
+    node.asleep_s += 4
+    node.kill()
+    node.clock_s += 3
+    assert node.held("a00") == 1
+    node.asleep_s += 1
+    assert node.held("a00") == 0
+
+
 def test_the_clock_is_kept_over_a_reboot(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another boot, its clock behind: time begins where the latest rule was set, and is on disk with the first tick
     that can write it, so that the next kill prolongs nothing either."""

@@ -41,7 +41,7 @@ class Node:
         self.directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
         self.nvme = FaultyDevice(nvme_slots, slot_bytes=SLOT_BYTES) if nvme_slots else None
         self.share, self.slabs, self.policy = share, slabs, policy
-        self.clock_s = 0.0
+        self.clock_s = self.asleep_s = 0.0
         self.wall_s = 1_700_000_000.0
         self.start()
 
@@ -58,6 +58,7 @@ class Node:
             self.io,
             POLICIES[self.policy](),
             clock=lambda: self.clock_s,
+            boot_clock=lambda: self.clock_s + self.asleep_s,
             wall_clock=lambda: self.wall_s + self.clock_s,
             rules=RuleFile(self.directory / "retention.json"),
         )
