@@ -214,6 +214,10 @@ def _nvme_emptied(place: Place) -> None:
         path.unlink()
 
 
+def _nvme_table_removed(place: Place) -> None:
+    (place.path / "nvme0" / "slots.table").unlink()
+
+
 def _nvme_replaced(place: Place) -> None:
     (place.path / "nvme0").rename(place.path / "aside")
     (place.path / "nvme0").mkdir(mode=0o700)
@@ -227,9 +231,10 @@ def _nvme_replaced(place: Place) -> None:
         (_lock_removed, "lock is gone"),
         (_data_dir_removed, "data is gone"),
         (_data_dir_replaced, "another one is in its place"),
-        (_nvme_removed, "nvme0: was removed, emptied, unmounted or replaced under the daemon"),
-        (_nvme_emptied, "nvme0: was removed, emptied, unmounted or replaced under the daemon"),
-        (_nvme_replaced, "nvme0: was removed, emptied, unmounted or replaced under the daemon"),
+        (_nvme_removed, "nvme0: it, or a file in it, was removed, unmounted or replaced under the daemon"),
+        (_nvme_emptied, "nvme0: it, or a file in it, was removed, unmounted or replaced under the daemon"),
+        (_nvme_table_removed, "nvme0: it, or a file in it, was removed"),
+        (_nvme_replaced, "nvme0: it, or a file in it, was removed, unmounted or replaced under the daemon"),
     ],
 )
 def test_what_is_gone_is_told(place: Place, serve: Serve, lose: Callable[[Place], None], says: str) -> None:

@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -263,3 +264,27 @@ def test_disk_use_stays_within_the_capacity(tmp_path: Path) -> None:
     assert len(slots) * (16 << 10) == device.stats().used_bytes == device.stats().capacity_bytes
     assert sum(path.stat().st_size for path in tmp_path.glob("s*")) <= CAPACITY_BYTES
     device.close()
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        lambda path: (path / "slots.table").unlink(),
+        lambda path: os.truncate(path / "slots.table", 0),
+        lambda path: (path / "slots.table").replace(path / "slots.table.old"),
+        lambda path: [slab.unlink() for slab in path.glob("slab-*")],
+        lambda path: (path / "kvstore.json").unlink(),
+        lambda path: path.rename(path.with_name("elsewhere")),
+    ],
+)
+def test_a_directory_without_one_of_its_files_is_not_in_place(
+    tmp_path: Path, lose: Callable[[Path], object]
+) -> None:
+    """The next start would lose its records, so that it is told while it is open."""
+    device, _ = opened(used(tmp_path / "disk"))
+    put_slot(device, 15)
+    assert device.is_in_place()
+    lose(tmp_path / "disk")
+    assert not device.is_in_place()
+    device.close()
+    assert device.is_in_place()

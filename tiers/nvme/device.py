@@ -356,8 +356,15 @@ class Device:
         return self._home.marker.disk if self._home is not None else ""
 
     def is_in_place(self) -> bool:
-        """Whether the directory that was opened still lies at its path; True while not open. Blocks on the disk. Raises OSError."""
-        return self._home is None or self._home.is_in_place(self.path)
+        """Whether the directory that was opened, and what it needs, still lies at its path; True while not open. Blocks on the
+        disk. Raises OSError."""
+        if self._home is None:
+            return True
+        try:
+            is_ours = self._home.is_in_place(self.path) and self._table.is_in_place(self.path)
+            return is_ours and self._slabs.are_in_place()
+        except FileNotFoundError:
+            return False
 
     @property
     def unbacked_bytes(self) -> int:

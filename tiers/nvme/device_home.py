@@ -105,11 +105,8 @@ class Home:
 
     def is_in_place(self, path: Path) -> bool:
         """Whether what was claimed still lies there. Blocks on the disk. Raises OSError."""
-        try:
-            os.lstat(path / MARKER)
-            return os.path.samestat(os.lstat(path / LOCK), os.fstat(self._lock_fd))
-        except FileNotFoundError:
-            return False
+        os.lstat(path / MARKER)
+        return os.path.samestat(os.lstat(path / LOCK), os.fstat(self._lock_fd))
 
     @staticmethod
     def _claim(path: Path, wanted: Marker, original: str) -> Marker:

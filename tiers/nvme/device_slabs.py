@@ -82,6 +82,12 @@ class Slabs:
         """Whether records bypass the page cache."""
         return self._files.direct
 
+    def are_in_place(self) -> bool:
+        """Whether those in use were not removed. Raises OSError."""
+        with self._lock:
+            in_use = self.backed.intersection(self._open)
+        return all(os.path.lexists(self._file(slab)) for slab in in_use)
+
     def back(self, slab: int) -> None:
         """Have the file system allocate the whole slab. Raises OSError, then nothing is kept.
 

@@ -98,16 +98,22 @@ class RowTable:
         self._seed = _digest(instance.encode()) >> 1  # the sum with a row's number stays below 2**64
         self._io = io
         self._changing = threading.Lock()
+        self._size_bytes = slab_count * rows_per_slab * ROW_BYTES
         self._fd = io.open(directory / NAME, os.O_RDWR | os.O_CREAT)
         try:
             if io.may_change:
-                os.ftruncate(self._fd, slab_count * rows_per_slab * ROW_BYTES)
+                os.ftruncate(self._fd, self._size_bytes)
         except OSError:
             os.close(self._fd)
             raise
 
     def close(self) -> None:
         os.close(self._fd)
+
+    def is_in_place(self, directory: Path) -> bool:
+        """Whether the file was not removed, replaced or cut off. Raises OSError."""
+        mine = os.fstat(self._fd)
+        return mine.st_size >= self._size_bytes and os.path.samestat(os.lstat(directory / NAME), mine)
 
     def back(self, slab: int) -> None:
         """Have the file system allocate the rows of a slab, so that a full disk cannot refuse one later."""

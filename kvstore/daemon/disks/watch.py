@@ -211,7 +211,7 @@ class Disks:
         if disk.seen is not None and not disk.seen.is_in_place:
             return (
                 "removed",
-                "was removed, emptied, unmounted or replaced under the daemon: what it holds is lost with the next start",
+                "it, or a file in it, was removed, unmounted or replaced under the daemon: what it holds is lost with the next start",
                 "put it back, or mount its disk; else restart the daemon, and kvstore disks --accept it",
             )
         if hung := next((b for b in (member.loads, member.stores) if not b.closed), None):
