@@ -39,7 +39,7 @@ from pathlib import Path
 from kvstore.constants import DATA_DIR_MARK_BYTES_MAX
 from kvstore.errors import DataDirBusy, DataDirError, DataDirNotOurs
 from kvstore.protocol import places
-from tiers.files import replace_file
+from tiers.files import put_aside, replace_file
 from tiers.reading import Unreadable, read_json
 
 DATA_DIR_FORMAT = 1  # bumped when the layout of the data dir changes
@@ -105,6 +105,8 @@ def hold(path: Path, create: bool = True) -> DataDir:
     except OSError as error:
         raise _failed(path, error) from error
     try:
+        if not stat.S_ISREG(os.fstat(lock_fd).st_mode):
+            raise OSError(errno.EINVAL, "not a file", str(path / LOCK))
         _lock(path, lock_fd)
         instance = _read_mark(path) or _write_mark(path, create)
         os.ftruncate(lock_fd, 0)
@@ -120,7 +122,9 @@ def hold(path: Path, create: bool = True) -> DataDir:
 
 def _failed(path: Path, error: OSError) -> DataDirError:
     heals = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-    return DataDirError(f"data_dir {path}: {error.strerror or error}", heals)
+    named = Path(os.fsdecode(error.filename)).name if error.filename else path.name
+    where = f"{path}: {named}" if named in (MARK, LOCK) else path
+    return DataDirError(f"data_dir {where}: {error.strerror or error}", heals)
 
 
 def _require_private(path: Path) -> None:
@@ -195,15 +199,13 @@ def _write_mark(path: Path, create: bool) -> str:
     if os.path.lexists(path / MARK):
         if not create:
             raise DataDirNotOurs(f"data_dir {path}: {MARK} is damaged; the next start makes a new one")
-        aside = path / f"{MARK}.unreadable"
         log.warning(
             "data_dir %s: %s is damaged, and kept as %s: this is a new instance now; the arena of the old one "
             "stays in memory until `kvstore arena rm`",
             path,
             MARK,
-            aside.name,
+            put_aside(path / MARK).name,
         )
-        os.replace(path / MARK, aside)
     instance = uuid.uuid4().hex
     mark = {"magic": MAGIC, "format": DATA_DIR_FORMAT, "instance": instance}
     replace_file(path / MARK, json.dumps(mark).encode())

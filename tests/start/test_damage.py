@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.daemon.data_dir import DataDirError, hold
 from tests.cli.test_service import HASHES, hits, put
 from tests.running import Daemon, Place, kvstore
 
@@ -74,7 +75,7 @@ def test_a_damaged_mark_makes_a_new_instance(place: Place, serve: Serve) -> None
     assert examined.returncode == 2 and "is damaged; the next start makes a new one" in examined.stderr
     daemon = serve(place)
     assert "stays in memory until `kvstore arena rm`" in daemon.log()
-    assert (place.data_dir / "kvstore-data.json.unreadable").read_text() == "{"
+    assert (place.data_dir / "kvstore-data.unreadable").read_text() == "{"
     listed = json.loads(kvstore("arena", "ls", "-o", "json", *place.arguments).stdout)["arenas"]
     states = {arena["path"]: arena["state"] for arena in listed if Path(arena["path"]).parent == old.parent}
     assert sorted(states.values()) == ["in use", "left"] and states[str(old)] == "left"
@@ -86,6 +87,33 @@ def test_a_damaged_mark_makes_a_new_instance(place: Place, serve: Serve) -> None
         3,
         f"kvstore: arena rm: {instance}: no such arena; `kvstore arena ls` lists them\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (os.mkfifo, "not a file"),
+        (Path.mkdir, "Is a directory"),
+        (lambda path: path.symlink_to("/dev/null"), "Too many levels of symbolic links"),
+    ],
+)
+def test_a_lock_that_is_no_file_is_named(tmp_path: Path, make: Callable[[Path], object], why: str) -> None:
+    """The line says which of the files of the data directory it is."""
+    hold(tmp_path / "data").close()
+    (tmp_path / "data" / "lock").unlink()
+    make(tmp_path / "data" / "lock")
+    with pytest.raises(DataDirError, match=f"data: lock: {why}"):
+        hold(tmp_path / "data")
+
+
+def test_a_mark_that_cannot_be_put_aside_is_written_anew(tmp_path: Path) -> None:
+    """Damaged again, while a directory lies where the first one was kept."""
+    hold(tmp_path / "data").close()
+    (tmp_path / "data" / "kvstore-data.unreadable" / "notes").mkdir(parents=True)
+    (tmp_path / "data" / "kvstore-data.json").write_text("{")
+    first = hold(tmp_path / "data")
+    first.close()
+    assert hold(tmp_path / "data").instance == first.instance
 
 
 def test_a_mark_of_somebody_else_is_left_alone(place: Place) -> None:

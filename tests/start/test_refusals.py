@@ -89,17 +89,30 @@ def test_no_shared_memory(machine: Machine) -> None:
     assert run.line.startswith("no shared memory for the arena: /dev/shm: No such file or directory; mount")
 
 
-@pytest.mark.parametrize("limit", ["-v 400000", "-v 1200000"])
-def test_little_address_space(place: Place, limit: str) -> None:
-    """A limit of a shell or a unit is named; nothing was made."""
+def limited(place: Place, limit: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "kvstore", "serve", *place.arguments]
-    done = subprocess.run(
+    return subprocess.run(
         ["sh", "-c", f'ulimit {limit} && exec "$@"', "sh", *words],
         capture_output=True,
         text=True,
         env=environment(),
         timeout=TIMEOUT_S,
     )
+
+
+@pytest.mark.parametrize("limit_kib", [60_000, 120_000, 180_000])
+def test_no_address_space_for_libraries(place: Place, limit_kib: int) -> None:
+    """Whichever cannot be loaded is named in a line."""
+    done = limited(place, f"-v {limit_kib}")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert done.stderr.startswith("kvstore: ")
+    assert left(place) == []
+
+
+@pytest.mark.parametrize("limit", ["-v 400000", "-v 1200000"])
+def test_little_address_space(place: Place, limit: str) -> None:
+    """A limit of a shell or a unit is named; nothing was made."""
+    done = limited(place, limit)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("kvstore: too few threads: ")
     assert "memory is limited (ulimit -v, LimitAS: " in done.stderr

@@ -229,6 +229,10 @@ def _failure_of(error: Exception, words: list[str]) -> CliError | None:
             f"{words[0]}: needs {error.name}, which the connector alone does without: this is its small "
             "install; pip install its checkout or wheel in an environment of its own, and that has the command"
         )
+    if isinstance(error, ImportError) and str(error.path).endswith(
+        ".so"
+    ):  # of its machine, as a limit of memory
+        return CliError(f"{words[0]}: a library cannot be loaded: {error}")
     from coldstart.errors import ModelError, ModelMissing
     from kvstore.errors import ConfigError, StartError
     from replication.errors import ReplicationError
