@@ -187,7 +187,7 @@ class Service:
                 await self.door.stop()
             self._save_names()
             self._save_totals()
-            await self._flush()  # while rows are still read: nothing is written to NVMe before that is done
+            await self._flush()
             self._save_totals()
             self._write_budget_file.close(self.engine.write_budget)
             if self._demand_file is not None and self.engine.persister is not None:
@@ -677,12 +677,15 @@ class Service:
             log.info("stopped; no memory is held")
 
     async def _flush(self) -> None:
-        """Give blocks that only DRAM holds their time to reach NVMe."""
+        """Give blocks that only DRAM holds their time to reach NVMe, also those that came before its rows were read."""
+        writer, writes, adoption = self.engine.writer, self.engine.blocks.writes, self.engine.adoption
         deadline_s = time.monotonic() + self.config.stop_timeout_s
-        while not self.engine.writer.idle and time.monotonic() < deadline_s and not self._hurry.is_set():
-            self.engine.writer.pump()
+        while time.monotonic() < deadline_s and not self._hurry.is_set():
+            if writer.idle and not (writes.refused and adoption.is_reading):
+                break
+            writer.pump()
             await asyncio.sleep(FLUSH_POLL_S)
-        left = len(self.engine.blocks.writes.waiting)
+        left = len(writes.waiting) + len(writes.refused)
         log.log(logging.WARNING if left else logging.INFO, "flushed", extra={"blocks_not_on_nvme": left})
 
 

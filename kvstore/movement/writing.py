@@ -67,7 +67,7 @@ class Writer:
 
     @property
     def idle(self) -> bool:
-        return not self.writing and not self._queue.waiting
+        return not self.writing and not self._queue.waiting and not self._resuming
 
     # -- when --
 

@@ -75,6 +75,20 @@ def test_a_clean_stop_leaves_a_warm_arena_and_no_socket(place: Place, serve: Ser
     assert hits(place.socket) == len(HASHES)
 
 
+def test_a_stop_right_behind_a_start_writes_what_came(place: Place, serve: Serve) -> None:
+    """Also what was put before the rows of the disks were read: it waits for that, and so does the stop."""
+    for number in range(5):
+        fresh = Place(place.path / str(number))
+        fresh.path.mkdir()
+        words = [*fresh.with_nvme(), "--set=dram.keep_on_stop=false"]
+        daemon = serve(fresh, *words)
+        put(fresh.socket)
+        assert daemon.stop() == 0 and "Traceback" not in daemon.log()
+        daemon = serve(fresh, *words)
+        assert hits(fresh.socket) == len(HASHES)
+        assert daemon.stop() == 0
+
+
 def test_kill_9_leaves_a_warm_arena(place: Place, serve: Serve) -> None:
     """After kill -9 the next daemon takes over data dir, socket and arena, and hits."""
     daemon = serve(place)
