@@ -607,9 +607,10 @@ class Service:
         """Count what is asked for, and persist what deserves it, between requests."""
         persister = self.engine.persister
         while persister is not None and self._demand_file is not None:
-            is_late = persister.step()
+            for _ in persister.steps():
+                await asyncio.sleep(0)
             self._demand_file.keep(self.engine.io, time.monotonic())
-            await asyncio.sleep(0 if is_late else PERSIST_PAUSE_S)
+            await asyncio.sleep(0 if persister.is_late else PERSIST_PAUSE_S)
 
     async def _warm(self) -> None:
         """Bring in what somebody ordered, between requests."""

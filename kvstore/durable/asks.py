@@ -19,6 +19,7 @@ from kvstore.durable.demand import Demand, name_of
 from kvstore.durable.traffic import Traffic
 from kvstore.durable.worth import Block, Worth
 from kvstore.index.block import Namespace
+from kvstore.steps import Steps
 
 GRANULE_TOKENS = 256  # of a prompt, counted and persisted together; one block, if that is more
 KEEP_TOLD_SHARE = 0.5  # of its life: a durable prefix that gains more is announced to be kept longer
@@ -60,7 +61,7 @@ class Asks:
         self,
         demand: Demand,
         rule: Worth,
-        durable: Callable[[Namespace, bytes], int],
+        durable: Callable[[Namespace, bytes], Steps[int]],
         weight: Callable[[Namespace], Block],
         traffic: Traffic,
     ) -> None:
@@ -108,13 +109,16 @@ class Asks:
             self._tickets.popitem(last=False)
         return False
 
-    def count(self, granules_max: int, now_s: int) -> Iterator[Worthy]:
-        """Count about so many granules. now_s: unix seconds."""
+    def count(self, granules_max: int, now_s: int) -> Iterator[Worthy | None]:
+        """Count about so many granules. None: others may be served. now_s: unix seconds."""
         while granules_max > 0 and self.waiting:
             if self._counting is None:
-                namespace, hashes = self._waiting.popleft()
+                namespace, hashes = first = self._waiting[0]
+                durable = yield from self._durable(namespace, hashes)
+                if self._counting is not None or not self._waiting or self._waiting[0] is not first:
+                    continue  # counted, or dropped, meanwhile
+                self._waiting.popleft()
                 self.size_bytes -= len(hashes)
-                durable = self._durable(namespace, hashes)
                 self.traffic.count(namespace, len(hashes) // namespace.hash_bytes, durable)
                 self._counting = _Counting(namespace, hashes, durable // granule_blocks(namespace))
             counting = self._counting

@@ -44,7 +44,7 @@ from tiers.packs.packs import PACK_RECORDS_MAX, PackHeader
 PERSIST_STEP_GRANULES = 400  # counted between two yields: about a millisecond
 PERSIST_DELAY_S = 2.0  # from a lookup until its blocks are looked for; doubles with each try
 PERSIST_TRIES_MAX = 5  # of the same part of a prefix
-PERSIST_LOOKS_MAX = 16  # candidates looked at in one step
+PERSIST_LOOKS_MAX = 16  # candidates looked at in one go
 
 
 class Life(NamedTuple):
@@ -60,7 +60,7 @@ class Bucket(Protocol):
 
     @property
     def is_open(self) -> bool: ...
-    def held(self, namespace: Namespace, hashes: bytes, start: int) -> int: ...
+    def held_steps(self, namespace: Namespace, hashes: bytes, start: int) -> Steps[int]: ...
     def persist(
         self,
         header: PackHeader,
@@ -142,6 +142,7 @@ class Persister:
         self._numbers = numbers()
         self._jobs: dict[Candidate, Sequence[Block]] = {}  # under way, and what each has pinned
         self._next_s = 0.0
+        self._is_looking = False
         self._room = PackRoom()
 
     # -- figures --
@@ -161,24 +162,29 @@ class Persister:
         """A prompt was looked up. A ticket counts once in each namespace."""
         self.asks.add(namespaces, hashes, ticket)
 
-    def step(self) -> bool:
-        """Count for about a millisecond, begin what may begin. Whether there is more to do at once.
+    @property
+    def is_late(self) -> bool:
+        """Whether there is more to count. What is asked for before the region is joined is counted then."""
+        return self._bucket.is_open and self.asks.waiting
 
-        What is asked for before the region is joined is counted then.
-        """
-        if not self._bucket.is_open:
-            return False
-        for prefix in self.asks.count(PERSIST_STEP_GRANULES, int(self._wall_clock())):
-            self._keep(prefix)
+    def steps(self) -> Steps[None]:
+        """Count some of what was asked for, begin what may begin."""
+        if self.is_late:
+            yield from self._count(self._keep)
         self.pump()
-        return self.asks.waiting
 
     def count_all(self) -> Steps[None]:
         """Count what was asked for and begin nothing: the daemon stops."""
         while self.asks.waiting:
-            for _ in self.asks.count(PERSIST_STEP_GRANULES, int(self._wall_clock())):
-                pass
+            yield from self._count(lambda prefix: None)
             yield
+
+    def _count(self, keep: Callable[[Worthy], None]) -> Steps[None]:
+        for prefix in self.asks.count(PERSIST_STEP_GRANULES, int(self._wall_clock())):
+            if prefix is None:
+                yield
+            else:
+                keep(prefix)
 
     def _keep(self, prefix: Worthy) -> None:
         """A prefix deserves to last: what is durable already is told to be kept, the rest is proposed."""
@@ -213,8 +219,8 @@ class Persister:
         del self._candidates[self._first().name]
         heappop(self._due)
 
-    def _durable(self, namespace: Namespace, hashes: bytes) -> int:
-        return self._bucket.held(namespace, hashes, 0)
+    def _durable(self, namespace: Namespace, hashes: bytes) -> Steps[int]:
+        return self._bucket.held_steps(namespace, hashes, 0)
 
     def _weight(self, namespace: Namespace) -> worth.Block:
         rate = self._prefill_rate(namespace)
@@ -224,8 +230,21 @@ class Persister:
     # -- packs --
 
     def pump(self) -> None:
-        """Begin as many packs as may be under way."""
-        for _ in range(PERSIST_LOOKS_MAX):
+        """Begin as many packs as may be under way, in turn with requests."""
+        if not self._is_looking:
+            self._is_looking = True
+            self._residency.background.begin(self._look_steps())
+
+    def _look_steps(self) -> Steps[None]:
+        try:
+            yield from self._begin_steps()
+        finally:
+            self._is_looking = False
+
+    def _begin_steps(self) -> Steps[None]:
+        for looks in range(PERSIST_LOOKS_MAX):
+            if looks:
+                yield
             if not self._candidates or not self._bucket.is_open:
                 return
             now_s = self._clock()
@@ -236,7 +255,7 @@ class Persister:
             self._take_first()
             if self._residency.expiry.covers(candidate.namespace):
                 continue  # it has a TTL by now
-            candidate.start = self._bucket.held(candidate.namespace, candidate.hashes, 0)
+            candidate.start = yield from self._durable(candidate.namespace, candidate.hashes)
             if any(job.first == candidate.first for job in self._jobs):
                 candidate.due_s = now_s  # behind all that are: a prompt that begins alike brings this part
                 self._wait(candidate)

@@ -19,7 +19,7 @@ from kvstore.index.block import Namespace
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.accounts import Asking
 from kvstore.residency.levels import Drive
-from kvstore.steps import finish
+from kvstore.steps import Steps, finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted
 from tiers.checksum import digest
 from tiers.dram.arena import open_arena
@@ -42,10 +42,11 @@ class Bucket:
         self.kept_until_s: dict[bytes, int] = {}
         self._chance, self._fault_rate = chance, fault_rate
 
-    def held(self, namespace: Namespace, hashes: bytes, start: int) -> int:
+    def held_steps(self, namespace: Namespace, hashes: bytes, start: int) -> Steps[int]:
         at = start
         while at < len(hashes) // 8 and hashes[at * 8 : at * 8 + 8] in self.durable:
             at += 1
+            yield
         return at
 
     def renew(self, namespace: Namespace, kept_until_s: Mapping[bytes, int]) -> None:
@@ -135,14 +136,22 @@ class Node:
         self.ask(hashes)
         self.store(hashes, 0)
 
+    def step(self) -> bool:
+        """Whether there is more to count."""
+        persister = self.engine.persister
+        assert persister is not None
+        finish(persister.steps())
+        while self.engine.background.step():
+            pass
+        return persister.is_late
+
     def persist(self, seconds: float = PERSIST_DELAY_S) -> None:
         """Time passes, and everything that can be persisted is."""
-        assert self.engine.persister is not None
-        self.engine.persister.step()
+        self.step()
         self.now_s += seconds
         for _ in range(1000):
             self.now_s += 1e-6
-            self.engine.persister.step()
+            self.step()
             self.io.run()
             if not self.bucket.waiting:
                 return
@@ -150,7 +159,7 @@ class Node:
         raise AssertionError("there is always more to persist")
 
     def durable(self, hashes: bytes) -> int:
-        return self.bucket.held(self.engine.namespaces.get(self.space), hashes, 0)
+        return finish(self.bucket.held_steps(self.engine.namespaces.get(self.space), hashes, 0))
 
     def close(self) -> None:
         assert self.engine.check() == []
@@ -193,7 +202,7 @@ def test_what_is_being_put_is_not_packed_twice(node: Node) -> None:
     for _ in range(20):
         node.now_s += PERSIST_DELAY_S
         node.ask(asked)
-        persister.step()
+        node.step()
         node.io.run()
     assert len(node.bucket.waiting) == 1
     node.persist()
@@ -208,7 +217,7 @@ def test_prompts_that_begin_alike_are_packed_one_after_the_other(node: Node) -> 
     persister = node.engine.persister
     assert persister is not None
     for _ in range(15):
-        persister.step()
+        node.step()
         node.now_s += PERSIST_DELAY_S / 5
     node.io.run()
     assert [header.hashes[:8] for header, *_ in node.bucket.waiting] == [prompt(0), prompt(90)]
@@ -223,21 +232,30 @@ def test_a_look_at_many_candidates_is_short(node: Node) -> None:
     for number in range(10, 170, 2):
         for _ in range(2):
             node.ask(prompt(0, 1, number, number + 1))
-    persister, held = node.engine.persister, node.bucket.held
+    persister, held_steps = node.engine.persister, node.bucket.held_steps
     assert persister is not None
-    while persister.step():
+    while node.step():
         pass
     node.now_s += PERSIST_DELAY_S
     assert persister.candidates == 80 + 1  # what they share, too
     looks: list[bytes] = []
 
-    def counted(namespace: Namespace, hashes: bytes, start: int) -> int:
+    def counted(namespace: Namespace, hashes: bytes, start: int) -> Steps[int]:
         looks.append(hashes)
-        return held(namespace, hashes, start)
+        return held_steps(namespace, hashes, start)
 
-    node.bucket.held = counted  # type: ignore[method-assign]
+    node.bucket.held_steps = counted  # type: ignore[method-assign]
     persister.pump()
-    assert len(looks) <= PERSIST_LOOKS_MAX
+    while node.engine.background.step():
+        pass
+    assert len(looks) == 1 and len(persister.pinned()) == 2
+    node.now_s += 1.0
+    persister.pump()
+    persister.pump()
+    assert len(looks) == 2, "a look is in pieces, and there is one at a time"
+    while node.engine.background.step():
+        pass
+    assert len(looks) == 1 + PERSIST_LOOKS_MAX
 
 
 def test_only_what_is_shared_lasts(node: Node) -> None:
@@ -307,7 +325,7 @@ def test_demand_is_counted_at_a_stop(node: Node) -> None:
     node.bucket.is_open = False
     node.serve(prompt(0, 1))
     persister = node.engine.persister
-    assert persister is not None and not persister.step() and persister.asks.waiting
+    assert persister is not None and not node.step() and persister.asks.waiting
     finish(persister.count_all())
     assert not persister.asks.waiting and not persister.candidates
     node.bucket.is_open = True
@@ -366,9 +384,9 @@ def test_a_ttl_that_is_set_meanwhile_counts(node: Node, is_read: bool) -> None:
         node.serve(prompt(0, 1))
     persister = node.engine.persister
     assert persister is not None
-    persister.step()
+    node.step()
     node.now_s += PERSIST_DELAY_S if is_read else 0.0
-    persister.step()
+    node.step()
     assert (len(persister.pinned()), persister.candidates) == (2 * is_read, 1)
     node.engine.blocks.expiry.set_ttl(SPACE.digest, 3600.0, 0.0)
     node.persist()
@@ -389,7 +407,7 @@ def test_serving_goes_first(tmp_path: Path) -> None:
     persister._bytes_per_s = 1 << 40
     for _ in range(10):
         node.now_s += 10.0
-        persister.step()
+        node.step()
     assert len(persister._jobs) == PERSIST_JOBS_MAX
     node.io.run()
     persister._loads_waiting = lambda: 5
@@ -397,9 +415,9 @@ def test_serving_goes_first(tmp_path: Path) -> None:
         node.bucket.answer()
     node.bucket.answer()
     node.now_s += 10.0
-    persister.step()
+    node.step()
     node.now_s += 10.0
-    persister.step()
+    node.step()
     assert len(persister._jobs) == 1
     node.io.run()
     while node.bucket.waiting:
