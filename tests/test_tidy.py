@@ -51,7 +51,7 @@ LINES_MAX = {
     "kvstore/commands": 1425,
     "kvstore/daemon": 5610,
     "kvstore/door": 2395,
-    "kvstore/durable": 1805,
+    "kvstore/durable": 1830,
     "kvstore/engine": 2190,
     "kvstore/events": 845,
     "kvstore/health": 915,
