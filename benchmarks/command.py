@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from benchmarks.errors import BenchError
 from kvstore.tools.bench.daemon import DaemonError
 from kvstore.tools.cli.output import print_json, print_table
+from tiers.scratch import scratch_directory
 
 Report = dict[str, Any]
 
@@ -40,9 +40,9 @@ def run(
     directory goes."""
     args = parser.parse_args(words)
     place = getattr(args, "directory", None)
-    with tempfile.TemporaryDirectory(prefix="kvb-", dir=place, ignore_cleanup_errors=True) as scratch:
+    with scratch_directory("kvb-", Path(place) if place else None) as scratch:
         try:
-            report = measure(args, Path(scratch))
+            report = measure(args, scratch)
         except (BenchError, DaemonError) as error:
             say(parser.prog, str(error))
             return 1

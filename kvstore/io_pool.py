@@ -73,7 +73,7 @@ class IoPool:
     def close(self, within_s: float = IO_CLOSE_S) -> bool:
         """Finish what runs, forget what waits; False if something hangs, and still has memory in its hands.
 
-        Nobody hears of any end from here on: what `done` would use is closed next. Waits `within_s` at most. Idempotent.
+        Waits `within_s` at most. Idempotent.
         """
         with self._wake:
             self._closed = True
@@ -99,6 +99,6 @@ class IoPool:
                 log.exception("I/O work failed")
                 result = failed
             try:
-                self._post(lambda done=done, result=result: self._closed or done(result))  # type: ignore[misc]
+                self._post(lambda done=done, result=result: done(result))  # type: ignore[misc]
             except RuntimeError:  # the loop is closed: nobody waits for this any more
                 return

@@ -206,6 +206,7 @@ class Service:
             closed = [pool.close(max(0.1, give_up_s - time.monotonic())) for pool in (io, *pools)]
             if self._region is not None:
                 closed.append(self._region.close())
+            await asyncio.sleep(0)  # what the pools have posted is heard while it has what it is about
             if self._has_served:
                 self._save_what_waited()
             if all(closed):

@@ -29,8 +29,8 @@ def busy_engine() -> Any:
     """An engine whose writes never end."""
     pumped: list[float] = []
     writer = SimpleNamespace(idle=False, pump=lambda: pumped.append(time.monotonic()), pumped=pumped)
-    blocks = SimpleNamespace(writes=SimpleNamespace(waiting={1: None}))
-    return SimpleNamespace(writer=writer, blocks=blocks)
+    blocks = SimpleNamespace(writes=SimpleNamespace(waiting={1: None}, refused={}))
+    return SimpleNamespace(writer=writer, blocks=blocks, adoption=SimpleNamespace(is_reading=False))
 
 
 def test_the_flush_ends_at_its_deadline() -> None:
@@ -41,6 +41,25 @@ def test_the_flush_ends_at_its_deadline() -> None:
     asyncio.run(stopping._flush())
     assert 1.0 <= time.monotonic() - started < 10
     assert len(cast(Any, stopping.engine).writer.pumped) > 1
+
+
+def test_the_flush_waits_for_disks_that_are_read() -> None:
+    """What came before a disk could be written to is refused until then: it goes there once its rows are read."""
+    stopping = service(stop_timeout_s=600.0)
+    stopping.engine = engine = busy_engine()
+    engine.writer.idle, engine.blocks.writes = True, SimpleNamespace(waiting={}, refused={1: None})
+    asyncio.run(stopping._flush())
+    assert not engine.writer.pumped, "no disk is read: what was refused stays so"
+    engine.adoption.is_reading = True
+
+    async def read_later() -> None:
+        flush = asyncio.create_task(stopping._flush())
+        while len(engine.writer.pumped) < 3:
+            await asyncio.sleep(0)
+        engine.blocks.writes.refused.clear()
+        await flush
+
+    asyncio.run(read_later())
 
 
 def test_a_second_sigterm_skips_the_flush() -> None:

@@ -113,18 +113,6 @@ def test_a_full_pool_answers_failed_and_goes_on(monkeypatch: pytest.MonkeyPatch)
     assert heard == ["no three", "busy", "urgent", "one", "two"]
 
 
-def test_a_pool_that_is_closed_tells_nobody() -> None:
-    """What ended in its last moment is not told any more: the memory that it came from is unmapped."""
-    posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    pool = IoPool(1, posted.put)
-    heard: list[str] = []
-    pool.submit(lambda: "done", heard.append, failed="failed")
-    tell = posted.get(timeout=10)
-    assert pool.close()
-    tell()
-    assert heard == []
-
-
 def test_no_queue_exceeds_its_limit_under_pressure(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """With small limits, and stores and loads in any order, every queue stays within its limit."""
     for module, name, limit in (

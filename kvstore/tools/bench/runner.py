@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from kvstore.tools.bench import disk, dram, lookup, machine, packs, promote
 from kvstore.tools.bench.figures import Value
 from kvstore.tools.bench.plan import Plan
 from tiers.dram.pages import choose_arena_path
+from tiers.scratch import scratch_directory
 
 P = TypeVar("P", bound=Plan)
 Part = tuple[str, Callable[[P, Path, Path], dict[str, Value]]]  # what it measures, in words; and how
@@ -35,12 +35,12 @@ def run(
     started_s = time.monotonic()
     values: dict[str, Value] = {}
     # A short name: the directory holds a socket.
-    with tempfile.TemporaryDirectory(prefix="kvb-", dir=directory, ignore_cleanup_errors=True) as scratch:
-        facts = machine.facts(Path(scratch), arena_directory)
+    with scratch_directory("kvb-", directory) as scratch:
+        facts = machine.facts(scratch, arena_directory)
         others = machine.Others()
         for name, (summary, measure) in parts.items():
             say(f"{name}: {summary} …")
-            home = Path(scratch) / name
+            home = scratch / name
             home.mkdir()
             part_s = time.monotonic()
             values |= measure(plan, home, arena_directory)

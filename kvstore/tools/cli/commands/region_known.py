@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvstore.tools.cli import CliError
 from kvstore.tools.cli.prefixes import ask
+from tiers.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from kvstore.daemon.config.regions_file import Deployment
@@ -49,8 +48,8 @@ async def known_in(deployment: Deployment, region: str, tombstone: Tombstone) ->
     from kvstore.tools.cli.commands.region_verify import followed
     from replication.formats.nodes import read_nodes
 
-    with tempfile.TemporaryDirectory(prefix="kvstore-erase-") as directory:
-        there = await followed(deployment, region, Path(directory), lambda finding: None)
+    with scratch_directory("kvstore-erase-") as directory:
+        there = await followed(deployment, region, directory, lambda finding: None)
         try:
             specs = [spec for spec, _ in there.catalogue.namespaces()]
             packs, size = _named(there.catalogue, there.objects, tombstone)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from kvstore.tools.cli.commands.region import add_region_arguments, load_deploym
 from kvstore.tools.cli.options import is_of_node, size
 from kvstore.tools.cli.output import Progress, later, present, progress_bars, say
 from kvstore.units import count, format_bytes, plural
+from tiers.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from kvstore.daemon.config.regions_file import Deployment
@@ -123,8 +123,8 @@ def _verify(args: argparse.Namespace, deployment: Deployment) -> int:
     """Verify a region, say what was found; the exit code. Raises CliError."""
     wanted = _asked_for(args, deployment)
     found = _Found()
-    with tempfile.TemporaryDirectory(prefix="kvstore-verify-") as directory, progress_bars() as bars:
-        facts, code = asked(lambda: _verified(deployment, wanted, Path(directory), found, later(bars)))
+    with scratch_directory("kvstore-verify-") as directory, progress_bars() as bars:
+        facts, code = asked(lambda: _verified(deployment, wanted, directory, found, later(bars)))
     code = max(code, FAILED if found.open else OK)
     facts |= {"repaired": found.repaired, "counts": dict(found.counts), "ok": code == OK}
     present(args, {**facts, "findings": [finding._asdict() for finding in found.told]}, _show)

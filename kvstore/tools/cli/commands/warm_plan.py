@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +36,7 @@ from replication.mirror.ordered_copies import ordered_rule
 from replication.mirror.verify import Outside
 from tiers.bucket.objects import Objects
 from tiers.errors import TierError
+from tiers.scratch import scratch_directory
 
 _GB = 1e9
 _ALIVE_S = 2.5 * NODE_INTERVAL_S
@@ -100,10 +100,10 @@ class Planner:
         holds_bytes = [node.holds_bytes(self._order.to) for node in alive]
         if holds_bytes and not any(holds_bytes):
             raise NoTier(f"{objects.where}: no daemon of region {self._region} has the tier {self._order.to}")
-        with tempfile.TemporaryDirectory(prefix="kvstore-warm-") as directory:
-            home = await self._followed(self._region, Path(directory))
+        with scratch_directory("kvstore-warm-") as directory:
+            home = await self._followed(self._region, directory)
             try:
-                sources = await self._copies(objects, home.catalogue, Path(directory))
+                sources = await self._copies(objects, home.catalogue, directory)
                 least_bytes = min(filter(None, holds_bytes), default=0)
                 await self._preload(home.catalogue, least_bytes)
                 await self._expect(home.catalogue, nodes.read, sources)
