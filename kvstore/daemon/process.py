@@ -22,10 +22,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvstore import output
-from kvstore.constants import DOOR_TOOLS_MAX
+from kvstore.constants import DOOR_TOOLS_MAX, MIB
 from kvstore.errors import StartError, TooFewDescriptors
+from kvstore.units import format_bytes
 
 DESCRIPTORS_MAX = 1 << 20  # that a process asks for; some systems give a thousand times as many
+ADDRESSES_LEAST_BYTES = (
+    256 * MIB
+)  # of a process; with less, libraries fail to load here and there, with words of their own
 DESCRIPTORS_LEAST = 32  # with fewer, libraries end the process without a word
 DOOR_CONNECTIONS_LEAST = 4  # with descriptors for fewer, no daemon starts
 
@@ -86,7 +90,10 @@ class Signals:
 
 
 def begin() -> Signals:
-    """Raises StartError where there are next to no descriptors, or not even a thread."""
+    """Raises StartError where there are next to no descriptors or addresses, or not even a thread."""
+    if 0 <= resource.getrlimit(resource.RLIMIT_AS)[0] < ADDRESSES_LEAST_BYTES:
+        least = f"{format_bytes(ADDRESSES_LEAST_BYTES)} are needed at least"
+        raise StartError(f"too little memory{memory_limits_in_words()}; {least}")
     if (most := raise_descriptors()) < DESCRIPTORS_LEAST:
         raise TooFewDescriptors(_too_few_descriptors(most))
     try:

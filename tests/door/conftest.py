@@ -74,7 +74,7 @@ def process(tmp_path: Path, arena_path: Path) -> Iterator[DaemonProcess]:
 
 @pytest.fixture
 def client(daemon: Daemon) -> Iterator[Client]:
-    with Client(daemon.socket_path, label="test") as connected:
+    with Client(daemon.socket_path, timeout_s=20, label="test") as connected:
         yield connected
 
 

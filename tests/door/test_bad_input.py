@@ -36,7 +36,7 @@ def peer(daemon: Daemon) -> Iterator[Peer]:
 def still_serving(daemon: Daemon) -> Iterator[None]:
     """After every case a well-behaved client is served, and nothing is held by those who left."""
     yield
-    with Client(daemon.socket_path) as client:
+    with Client(daemon.socket_path, timeout_s=20) as client:
         space = space_of(client, "after")
         assert client.put(space, hashes_of(2), b"", records_of(2)) == 2
         assert check(daemon.socket_path) == []

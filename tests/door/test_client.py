@@ -179,7 +179,7 @@ def test_wrong_buffers_are_refused_before_sending(daemon: Daemon, client: Client
 
 def test_without_the_arena(daemon: Daemon) -> None:
     """A client that did not attach can ask, and lease slots for others, but not copy; it uses up no owner."""
-    with Client(daemon.socket_path, attach=False) as tool:
+    with Client(daemon.socket_path, timeout_s=20, attach=False) as tool:
         space = space_of(tool)
         assert tool.status()["door"]["attached"] == 0
         assert tool.lookup([space], hashes_of(3)) == 0

@@ -24,7 +24,7 @@ def test_each_connection_is_told_with_what_it_did(daemon: Daemon, client: Client
     """Pid, uid, name, model, and the requests, blocks, bytes and leases of that connection alone; who leaves is not listed."""
     space, hashes = space_of(client), hashes_of(8)
     client.put(space, hashes, b"", records_of(8))
-    with Client(daemon.socket_path, label="reads") as other:
+    with Client(daemon.socket_path, timeout_s=20, label="reads") as other:
         lease = other.acquire(space, hashes[:3])
         assert other.lookup([space], [*hashes, b"x" * 32]) == 8
         writes, reads = client.clients()

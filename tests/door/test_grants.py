@@ -24,7 +24,7 @@ COLUMN_BYTES = RECORD_BYTES // RANKS
 
 @pytest.fixture
 def scheduler(daemon: Daemon) -> Iterator[Client]:
-    with Client(daemon.socket_path, label="scheduler", attach=False) as connected:
+    with Client(daemon.socket_path, timeout_s=20, label="scheduler", attach=False) as connected:
         yield connected
 
 
@@ -152,7 +152,10 @@ def test_a_column_that_makes_no_sense(
 def test_only_slots_leased_for_others_are_filled_by_others(daemon: Daemon, client: Client) -> None:
     """The lease of a client that copies itself is its own business."""
     space = columns_of(client)
-    with Client(daemon.socket_path, label="other") as other, client.reserve(space, hashes_of(1)) as lease:
+    with (
+        Client(daemon.socket_path, timeout_s=20, label="other") as other,
+        client.reserve(space, hashes_of(1)) as lease,
+    ):
         grant = lease._lease.grant
         assert other.fill([(grant, 0, None)]) == [0]
         assert lease.commit() == 1
@@ -239,7 +242,7 @@ def test_grants_need_the_arena(scheduler: Client, daemon: Daemon) -> None:
     lease = scheduler.reserve_slots(columns_of(scheduler), hashes_of(1))
     with pytest.raises(Refused, match="not_attached"):
         scheduler.open_grant(lease.grant, 0, 8)
-    with Client(daemon.socket_path, writable=False) as reader:
+    with Client(daemon.socket_path, timeout_s=20, writable=False) as reader:
         with pytest.raises(Refused, match="read_only"):
             reader.open_grant(lease.grant, 0, 8, writing=True)
         with pytest.raises(Refused, match="outside"):

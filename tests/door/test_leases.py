@@ -28,7 +28,7 @@ def peer(daemon: Daemon) -> Iterator[Peer]:
 
 @pytest.fixture
 def scheduler(daemon: Daemon) -> Iterator[Client]:
-    with Client(daemon.socket_path, label="scheduler", attach=False) as connected:
+    with Client(daemon.socket_path, timeout_s=20, label="scheduler", attach=False) as connected:
         yield connected
 
 

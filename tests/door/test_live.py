@@ -62,8 +62,8 @@ def test_one_line_when_an_engine_comes_and_one_when_it_leaves(
     """Several connections and namespaces of one process are one engine; the lines say who it is and what it did."""
     caplog.set_level(logging.INFO, logger="kvstore.door")
     with (
-        Client(daemon.socket_path, label="first") as first,
-        Client(daemon.socket_path, label="second") as second,
+        Client(daemon.socket_path, timeout_s=20, label="first") as first,
+        Client(daemon.socket_path, timeout_s=20, label="second") as second,
     ):
         spaces = [(client, space_of(client, name)) for client in (first, second) for name in ("a", "b")]
         for client, space in spaces:
@@ -82,7 +82,7 @@ def test_tools_leave_no_line(daemon: Daemon, caplog: pytest.LogCaptureFixture) -
     """Who registers no namespace is no engine, whether it maps the arena or not."""
     caplog.set_level(logging.INFO, logger="kvstore.door")
     for attach in (False, True):
-        with Client(daemon.socket_path, label="tool", attach=attach) as client:
+        with Client(daemon.socket_path, timeout_s=20, label="tool", attach=attach) as client:
             client.status()
     while daemon.call(lambda: len(daemon.door.connections)):
         pass

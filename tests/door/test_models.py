@@ -187,7 +187,7 @@ def test_a_name_that_is_none_is_refused(label: str, daemon: Daemon) -> None:
 
 def test_without_the_arena_there_is_nothing_to_fill(daemon: Daemon) -> None:
     """A connection that did not attach is told so, and stays."""
-    with Client(daemon.socket_path, attach=False) as client:
+    with Client(daemon.socket_path, timeout_s=20, attach=False) as client:
         for make in (
             lambda w, _: w.ReserveModel("m@1", bytes(16), 1),
             lambda w, _: w.CommitModel("m@1", [0], bytes(16)),
@@ -205,7 +205,7 @@ def test_loads_are_counted_by_source(daemon: Daemon) -> None:
     for wrong in ({"tape": 1}, {"dram": -1}):
         with pytest.raises((Refused, Unavailable)):
             models.loaded("random", "r1", wrong, 0.5, daemon.socket_path)  # type: ignore[arg-type]
-    with Client(daemon.socket_path, attach=False) as client:
+    with Client(daemon.socket_path, timeout_s=20, attach=False) as client:
         told = client.live()["model_loads"]
     assert told == {"count": 4, "seconds": 2.0, "by_source": {"dram": 111, "bucket": 70, "disk": 3}}
 

@@ -132,7 +132,7 @@ def test_a_connection_lost_by_another_thread_is_unavailable(
 def test_large_records_are_put_one_at_a_time(tmp_path: Path, arena_path: Path) -> None:
     """Two leases of them are more than one connection may hold."""
     daemon = Daemon(tmp_path / "s", arena_path, 6 * MIB)
-    with contextlib.closing(daemon), Client(daemon.socket_path) as client:
+    with contextlib.closing(daemon), Client(daemon.socket_path, timeout_s=20) as client:
         space = space_of(client, record_bytes=2 * MIB)
         assert client.put(space, hashes_of(3), b"", records_of(3, 2 * MIB)) == 3
 

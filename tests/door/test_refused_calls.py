@@ -295,7 +295,7 @@ def test_a_commit_that_makes_no_sense_leaves_its_lease(client: Client) -> None:
 
 def test_a_closed_client(daemon: Daemon) -> None:
     """Every call of a closed client raises Unavailable, or what is wrong with it, at once."""
-    client = Client(daemon.socket_path)
+    client = Client(daemon.socket_path, timeout_s=20)
     space = space_of(client)
     client.ping()
     client.close()

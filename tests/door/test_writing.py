@@ -18,7 +18,7 @@ def told(leading: Leading) -> tuple[int, int]:
 
 
 def writer(daemon: Daemon) -> Client:
-    return Client(daemon.socket_path, label="writer")
+    return Client(daemon.socket_path, timeout_s=20, label="writer")
 
 
 def until_told(client: Client, space: Namespace, hashes: list[bytes], wanted: tuple[int, int]) -> None:
