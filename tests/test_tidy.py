@@ -70,7 +70,7 @@ LINES_MAX = {
     "kvstore/tools/doctor": 1895,
     "kvstore/tools/pages": 120,
     "kvstore/tools/replay": 1195,
-    "kvstore/tools/rpc": 2415,
+    "kvstore/tools/rpc": 2430,
     "kvstore/tools/web": 1740,
     "replication": 815,
     "replication/audit": 1155,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import io
 import json
 import os
 import signal
@@ -281,6 +282,31 @@ def test_a_call_that_is_given_up_ends_its_process(patience: list[str]) -> None:
             await asyncio.sleep(0.01)
 
     run(work)
+
+
+def test_a_pipe_is_closed_once() -> None:
+    """A descriptor that somebody else opens in that moment is not taken from them."""
+    end, begin = os.pipe()
+    bystanders: list[int] = []
+
+    class Pipe(io.FileIO):
+        def close(self) -> None:
+            if not self.closed:
+                bystanders.append(os.open(os.devnull, os.O_RDONLY))
+            super().close()
+
+    async def work() -> None:
+        os.write(begin, b"all of it")
+        with operations.reading(Pipe(end)) as came:
+            os.close(begin)
+            assert await came.read() == b"all of it"
+        await asyncio.sleep(0)
+
+    uvloop.run(work())
+    [bystander] = bystanders
+    os.close(bystander)
+    with pytest.raises(OSError):
+        os.fstat(end)
 
 
 def test_too_long_a_document_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
-from os import killpg
 from typing import IO, Any, Final, cast
 
 from kvstore.daemon.beside.children import reason_of, start_child
@@ -113,14 +113,14 @@ class Work:
         """Ask it to end, and whatever it has started. Idempotent, returns at once."""
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                killpg(self._process.pid, how)
+                os.killpg(self._process.pid, how)
 
     async def _ran(self) -> tuple[int, bytes]:
         """Exit code, and document. Raises OSError."""
         self._process = process = start_child(self._words, subprocess.PIPE, subprocess.PIPE, apart=True)
         assert process.stdin and process.stdout and process.stderr, "pipes"
         try:
-            async with reading(process.stdout) as output, reading(process.stderr) as errors:
+            with reading(process.stdout) as output, reading(process.stderr) as errors:
                 async with Group() as group:
                     document = group.begin(self._document(output))
                     group.begin(self._lines(errors))
@@ -242,13 +242,24 @@ def _require_room(underway: Counter[str], who: str, most: int, what: str) -> Non
         raise LimitExceeded(f"{plural(most, what)} at a time are allowed, {of_one_max} of one who asks")
 
 
-@contextlib.asynccontextmanager
-async def reading(pipe: IO[bytes]) -> AsyncIterator[asyncio.StreamReader]:
-    """The end of a pipe, closed behind it."""
-    reader = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+@contextlib.contextmanager
+def reading(pipe: IO[bytes]) -> Iterator[asyncio.StreamReader]:
+    """The end of a pipe, closed behind it. By a descriptor that is ours alone: uvloop's transports close that of a file twice, and the
+    second time it may be another thread's."""
+    reader, loop, fd = asyncio.StreamReader(), asyncio.get_running_loop(), pipe.fileno()
+    os.set_blocking(fd, False)
+
+    def come() -> None:
+        with contextlib.suppress(BlockingIOError):
+            if data := os.read(fd, READ_BYTES):
+                reader.feed_data(data)
+            else:
+                loop.remove_reader(fd)
+                reader.feed_eof()
+
+    loop.add_reader(fd, come)
     try:
         yield reader
     finally:
-        transport.close()
+        loop.remove_reader(fd)
+        pipe.close()
