@@ -141,7 +141,14 @@ FORBIDDEN_CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "os.system": ("subprocess.run with a list", ()),
     "os._exit": ("sys.exit in the main thread", ("kvstore/tools/doctor/apart.py",)),  # a forked child
     "sys.exit": ("raise, and let cli/__init__.py choose the exit code", ("kvstore/__main__.py",)),
-    "tempfile.mktemp": ("tempfile.mkdtemp", ()),
+    **dict.fromkeys(
+        ("tempfile.mktemp", "tempfile.mkdtemp", "tempfile.TemporaryDirectory"),
+        ("tiers.scratch.scratch_directory: a signal while theirs is made leaves it behind", ()),
+    ),
+    **dict.fromkeys(
+        ("loop.connect_read_pipe", "loop.connect_write_pipe"),
+        ("loop.add_reader: uvloop closes the descriptor of a file twice", ()),
+    ),
     "time.time": (
         "time.monotonic: wall clocks jump",
         (

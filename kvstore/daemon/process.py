@@ -27,9 +27,7 @@ from kvstore.errors import StartError, TooFewDescriptors
 from kvstore.units import format_bytes
 
 DESCRIPTORS_MAX = 1 << 20  # that a process asks for; some systems give a thousand times as many
-ADDRESSES_LEAST_BYTES = (
-    256 * MIB
-)  # of a process; with less, libraries fail to load here and there, with words of their own
+ADDRESSES_LEAST_BYTES = 256 * MIB  # with less, libraries fail here and there, in words of their own
 DESCRIPTORS_LEAST = 32  # with fewer, libraries end the process without a word
 DOOR_CONNECTIONS_LEAST = 4  # with descriptors for fewer, no daemon starts
 

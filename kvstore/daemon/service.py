@@ -206,9 +206,9 @@ class Service:
             closed = [pool.close(max(0.1, give_up_s - time.monotonic())) for pool in (io, *pools)]
             if self._region is not None:
                 closed.append(self._region.close())
-            await asyncio.sleep(0)  # what the pools have posted is heard while it has what it is about
             if self._has_served:
-                self._save_what_waited()
+                self._save_what_waited()  # before a pool's save is heard of, which may be older
+            await asyncio.sleep(0)  # what the pools have posted is heard while it has what it is about
             if all(closed):
                 keep = self._keeps_arena()
                 self.storage.close(keep_arena=keep)
@@ -681,14 +681,17 @@ class Service:
     async def _flush(self) -> None:
         """Give blocks that only DRAM holds their time to reach NVMe, also those that came before its rows were read."""
         writer, writes, adoption = self.engine.writer, self.engine.blocks.writes, self.engine.adoption
+
+        def is_done() -> bool:
+            return writer.idle and not (writes.refused and adoption.is_reading)
+
         deadline_s = time.monotonic() + self.config.stop_timeout_s
-        while time.monotonic() < deadline_s and not self._hurry.is_set():
-            if writer.idle and not (writes.refused and adoption.is_reading):
-                break
+        while not is_done() and time.monotonic() < deadline_s and not self._hurry.is_set():
             writer.pump()
             await asyncio.sleep(FLUSH_POLL_S)
         left = len(writes.waiting) + len(writes.refused)
-        log.log(logging.WARNING if left else logging.INFO, "flushed", extra={"blocks_not_on_nvme": left})
+        level = logging.INFO if is_done() else logging.WARNING  # what quotas keep out is no surprise
+        log.log(level, "flushed", extra={"blocks_not_on_nvme": left})
 
 
 def threads_needed(config: Config) -> int:
