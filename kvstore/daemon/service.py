@@ -185,15 +185,10 @@ class Service:
                 log.info("stopping", extra={"sessions": len(self.engine.sessions)})
                 self._end_children()
                 await self.door.stop()
-            self._save_names()
-            self._save_totals()
             await self._flush()
-            self._save_totals()
-            self._write_budget_file.close(self.engine.write_budget)
-            if self._demand_file is not None and self.engine.persister is not None:
+            if self.engine.persister is not None:
                 for _ in self.engine.persister.count_all():
                     await asyncio.sleep(0)
-                self._demand_file.save()
             for task in background:
                 task.cancel()
         finally:
@@ -206,9 +201,9 @@ class Service:
             closed = [pool.close(max(0.1, give_up_s - time.monotonic())) for pool in (io, *pools)]
             if self._region is not None:
                 closed.append(self._region.close())
-            if self._has_served:
-                self._save_what_waited()  # before a pool's save is heard of, which may be older
             await asyncio.sleep(0)  # what the pools have posted is heard while it has what it is about
+            if self._has_served:
+                self._save_last()
             if all(closed):
                 keep = self._keeps_arena()
                 self.storage.close(keep_arena=keep)
@@ -445,23 +440,18 @@ class Service:
         if home.refusal:
             raise StartError(home.refusal)
 
-    def _save_names(self) -> None:
-        names = self.engine.namespaces.snapshot()
-        if names is not None:
-            self.engine.namespaces.save(names)
-
-    def _save_totals(self) -> None:
-        """At the end, and not in an I/O thread: those may all hang."""
-        snapshot = self.engine.accounts.totals.snapshot(time.time())
-        if snapshot is not None:
-            self.engine.accounts.totals.save(snapshot)
-
-    def _save_what_waited(self) -> None:
-        """A pool that closes forgets what waits in it, and what it has just written may be older than what was saved here."""
-        self.engine.namespaces.changed = True
-        self._save_names()
-        self.engine.accounts.save_again()
-        self._save_totals()
+    def _save_last(self) -> None:
+        """Once nothing else writes any more. Not in an I/O thread: what waited for one never got it, and those that are left hang."""
+        namespaces, accounts = self.engine.namespaces, self.engine.accounts
+        namespaces.changed = True
+        if (names := namespaces.snapshot()) is not None:
+            namespaces.save(names)
+        accounts.save_again()
+        if (totals := accounts.totals.snapshot(time.time())) is not None:
+            accounts.totals.save(totals)
+        self._write_budget_file.close(self.engine.write_budget)
+        if self._demand_file is not None:
+            self._demand_file.save()
 
     async def _open_door(self) -> None:
         arena = self.storage.arena
@@ -688,6 +678,7 @@ class Service:
         deadline_s = time.monotonic() + self.config.stop_timeout_s
         while not is_done() and time.monotonic() < deadline_s and not self._hurry.is_set():
             writer.pump()
+            self.engine.namespaces.keep(self.engine.io, time.monotonic())  # of blocks that came last
             await asyncio.sleep(FLUSH_POLL_S)
         left = len(writes.waiting) + len(writes.refused)
         level = logging.INFO if is_done() else logging.WARNING  # what quotas keep out is no surprise

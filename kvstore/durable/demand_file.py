@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from pathlib import Path
 
 from kvstore.durable.demand import Demand
@@ -24,7 +23,6 @@ class DemandFile:
         self._demand = demand
         self._save_at_s = 0.0
         self._saving = False
-        self._writing = threading.Lock()  # what is newer is written later
 
     def open(self) -> None:
         """Go on from what an earlier daemon knew. Blocks on the disk. Raises OpenError."""
@@ -48,9 +46,8 @@ class DemandFile:
         io.submit(self.save, saved, failed=None)
 
     def save(self) -> None:
-        """Blocks on the disk. Never raises."""
+        """One at a time. Blocks on the disk. Never raises."""
         try:
-            with self._writing:
-                replace_in_parts(self._path, self._demand.parts())
+            replace_in_parts(self._path, self._demand.parts())
         except OSError as error:
             log.warning("demand is not saved: %s: %s", self._path, error)

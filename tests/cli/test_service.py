@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client, Namespace
-from kvstore.ledger.sums import DEMOTED
+from kvstore.ledger.sums import DEMOTED, LOADED
 from kvstore.ledger.totals import Totals
 from tests.running import ROOT, TIMEOUT_S, Daemon, Place, kvstore
 
@@ -110,6 +110,44 @@ def test_a_stop_flushes_to_nvme(place: Place, serve: Serve) -> None:
     place.arena().unlink()
     serve(place, *place.with_nvme())
     assert hits(place.socket) == len(HASHES)
+
+
+LATE_SAVE = """
+import asyncio, threading
+from kvstore.daemon.service import Service
+from kvstore.ledger.totals import Totals
+
+save, flush, is_stopping = Totals.save, Service._flush, threading.Event()
+
+def saved_late(totals, snapshot):
+    if threading.current_thread() is not threading.main_thread():
+        print("held", flush=True)
+        is_stopping.wait()
+    return save(totals, snapshot)
+
+async def flushed_late(service):
+    is_stopping.set()
+    while service.engine.accounts._saving is not None:
+        await asyncio.sleep(0.01)
+    await flush(service)
+
+Totals.save, Service._flush = saved_late, flushed_late
+"""
+
+
+def test_a_late_save_of_totals_does_not_take_back_what_came_behind_it(
+    place: Place, serve: Serve, tmp_path: Path
+) -> None:
+    """An I/O thread that is slow has older rows in its hands when the daemon stops, and writes them while it flushes."""
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late" / "sitecustomize.py").write_text(LATE_SAVE)
+    daemon = serve(place, PYTHONPATH=f"{tmp_path / 'late'}:{ROOT}")
+    put(place.socket)
+    assert daemon.process.stdout is not None and daemon.process.stdout.readline() == "held\n"
+    assert hits(place.socket) == len(HASHES)
+    assert daemon.stop() == 0
+    told = Totals("", place.data_dir / "totals.sqlite").since(0)
+    assert sum(row.bytes_moved[LOADED] for row in told) == len(HASHES) * RECORD_BYTES
 
 
 def test_the_arena_can_be_given_back(place: Place, serve: Serve) -> None:

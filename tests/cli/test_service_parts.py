@@ -30,7 +30,9 @@ def busy_engine() -> Any:
     pumped: list[float] = []
     writer = SimpleNamespace(idle=False, pump=lambda: pumped.append(time.monotonic()), pumped=pumped)
     blocks = SimpleNamespace(writes=SimpleNamespace(waiting={1: None}, refused={}))
-    return SimpleNamespace(writer=writer, blocks=blocks, adoption=SimpleNamespace(is_reading=False))
+    names = SimpleNamespace(keep=lambda io, now_s: None)
+    adoption = SimpleNamespace(is_reading=False)
+    return SimpleNamespace(writer=writer, blocks=blocks, adoption=adoption, namespaces=names, io=None)
 
 
 def test_the_flush_ends_at_its_deadline() -> None:
@@ -54,7 +56,7 @@ def test_the_flush_waits_for_disks_that_are_read() -> None:
 
     async def read_later() -> None:
         flush = asyncio.create_task(stopping._flush())
-        while len(engine.writer.pumped) < 3:
+        while len(engine.writer.pumped) < 3 and not flush.done():
             await asyncio.sleep(0)
         engine.blocks.writes.refused.clear()
         await flush

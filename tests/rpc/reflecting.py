@@ -18,13 +18,25 @@ TIMEOUT_S = 60.0
 
 
 class Reflecting:
-    """Of one server. token: that it shows with each call. credentials: with TLS."""
+    """Of one server. token: that it shows with each call. credentials: with TLS. ahead_bytes: what comes before a stream of answers
+    is read further, and no more; where none is said gRPC decides from what it measures, up to many MiB."""
 
     def __init__(
-        self, target: str, token: str = "", credentials: grpc.ChannelCredentials | None = None
+        self,
+        target: str,
+        token: str = "",
+        credentials: grpc.ChannelCredentials | None = None,
+        ahead_bytes: int | None = None,
     ) -> None:
         self.metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        channel = grpc.secure_channel(target, credentials) if credentials else grpc.insecure_channel(target)
+        options = [("grpc.http2.lookahead_bytes", ahead_bytes), ("grpc.http2.bdp_probe", 0)] * bool(
+            ahead_bytes
+        )
+        channel = (
+            grpc.secure_channel(target, credentials, options)
+            if credentials
+            else grpc.insecure_channel(target, options)
+        )
         self.channel = channel
         with_token = grpc.intercept_channel(channel, _Shown(self.metadata))
         self.database = ProtoReflectionDescriptorDatabase(with_token)

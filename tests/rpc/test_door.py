@@ -35,6 +35,7 @@ from tests.running import TIMEOUT_S, Place
 
 ROUNDS = int(os.environ.get("ROUNDS", "1"))  # `make soak` asks for more
 STREAMS_MAX, OF_ONE_MAX = 4, 3
+AHEAD_BYTES = 1 << 20  # that a client takes of a stream before it reads it
 GROWTH_BYTES_MAX = 64 << 20  # of the process, whatever is done to it
 
 
@@ -51,13 +52,13 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture
 def few(narrow: Serving) -> Iterator[Reflecting]:
-    known = Reflecting(narrow.target)
+    known = Reflecting(narrow.target, ahead_bytes=AHEAD_BYTES)
     yield known
     known.close()
 
 
 def large(client: Reflecting) -> tuple[Space, list[bytes]]:
-    """More than the socket and HTTP/2 take ahead of a reader."""
+    """Several times what the client takes ahead of its reader."""
     space = Space(client, "slow", 1 << 20)
     hashes = named(10, "slow")
     for number, block_hash in enumerate(hashes):
@@ -108,7 +109,7 @@ def test_streams_are_counted(narrow: Serving, few: Reflecting) -> None:
     Lookups do not count."""
     space, hashes = large(few)
     asked = {"namespace": space.selector, "hashes": b"".join(hashes)}
-    other = Reflecting(narrow.target, "another")
+    other = Reflecting(narrow.target, "another", ahead_bytes=AHEAD_BYTES)
     held = []
     for client, count_max in ((few, OF_ONE_MAX), (other, STREAMS_MAX - OF_ONE_MAX)):
         held += [client.start("CacheService/Get", [asked]) for _ in range(count_max)]
@@ -143,7 +144,7 @@ def test_slow_readers_hold_no_leases(narrow: Serving, few: Reflecting) -> None:
     asked = {"namespace": space.selector, "hashes": b"".join(hashes)}
     until(lambda: is_let_in(few, asked), "no stream of another test is left")
     before = resident_bytes(narrow.process())
-    readers = [Reflecting(narrow.target) for _ in range(OF_ONE_MAX)]
+    readers = [Reflecting(narrow.target, ahead_bytes=AHEAD_BYTES) for _ in range(OF_ONE_MAX)]
     streams = [reader.start("CacheService/Get", [asked]) for reader in readers]
     for stream in streams:
         next(stream), next(stream)
