@@ -87,7 +87,7 @@ def test_get_goes_on_after_a_partial_answer(daemon: Daemon, client: Client) -> N
     missing = [*hashes[:20], b"?" * 32, *hashes[20:39]]
     start = time.monotonic()
     assert client.get(space, missing, into, wait_s=5) == 20
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 4.5  # and not the 5 s that it would wait
 
 
 def test_get_waits_for_leases_of_other_threads(client: Client, stored: Any) -> None:

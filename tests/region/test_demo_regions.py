@@ -15,7 +15,7 @@ from benchmarks.regions.phases import Show
 from benchmarks.regions.serving import TooLate
 from kvstore.errors import ReplayError
 
-SPEED = 30.0
+SPEED = 10.0
 
 
 def test_made_up_conversations_are_like_recorded_ones() -> None:

@@ -210,20 +210,20 @@ def test_a_stream_that_never_ends_is_over_at_its_deadline(narrow: Serving, few: 
 
 
 @pytest.mark.parametrize(
-    ("way", "said"),
+    ("way", "pause_s", "said"),
     [
-        ("begins nothing", "nothing came for 0.5 s"),
-        ("stops", "nothing came for 0.5 s"),
-        ("trickles", "not all came for 1.5 s"),
+        ("begins nothing", 0.5, "nothing came for 0.5 s"),
+        ("stops", 0.5, "nothing came for 0.5 s"),
+        ("trickles", 3.0, "not all came for 4 s"),
     ],
 )
 def test_who_is_too_slow_is_out(
-    narrow: Serving, few: Reflecting, monkeypatch: pytest.MonkeyPatch, way: str, said: str
+    narrow: Serving, few: Reflecting, monkeypatch: pytest.MonkeyPatch, way: str, pause_s: float, said: str
 ) -> None:
     """A Put that begins nothing, stops, or sends less than its slots are worth is over, whatever deadline it has: in a line, and its
     slots are free."""
-    monkeypatch.setattr(calls, "PAUSE_S", 0.5)
-    monkeypatch.setattr(streams, "PAUSE_S", 0.5)
+    monkeypatch.setattr(calls, "PAUSE_S", pause_s)
+    monkeypatch.setattr(streams, "PAUSE_S", pause_s)
     space = Space(few, "slow", 1 << 20)
     with door_here(narrow.place.socket) as target:
         client, end = Reflecting(target), Event()
